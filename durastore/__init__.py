@@ -1,0 +1,44 @@
+"""durastore: the durable, object-storage-first data layer under ML extraction jobs.
+
+Public names only. Everything is imported on first use, so that `import durastore` stays cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from durastore import errors
+from durastore.errors import DurastoreError
+from durastore.model import Evidence, EvidenceLevel, Sample
+
+if TYPE_CHECKING:
+    from durastore.dataset.dataset import Dataset
+    from durastore.store.opening import open_store as open  # noqa: A004 - `durastore.open` reads as it should
+    from durastore.store.store import Store
+    from durastore.store.tickets import Ticket
+
+__all__ = ["Dataset", "DurastoreError", "Evidence", "EvidenceLevel", "Sample", "Store", "Ticket", "errors", "open"]
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "Dataset": ("durastore.dataset.dataset", "Dataset"),
+    "Store": ("durastore.store.store", "Store"),
+    "Ticket": ("durastore.store.tickets", "Ticket"),
+    "open": ("durastore.store.opening", "open_store"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the heavy public names when they are first asked for (PEP 562)."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'durastore' has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    value = getattr(import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
