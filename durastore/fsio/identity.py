@@ -1,0 +1,48 @@
+"""Which file this is: the five numbers that tell whether it is still the one we looked at."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+__all__ = ["FileIdentity", "identify", "identity_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileIdentity:
+    """Device, inode, size and both change times (nanoseconds) of one regular file."""
+
+    dev: int
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+    def is_same_bytes(self, other: FileIdentity) -> bool:
+        """True if nothing says that the file changed; `dev` is compared too, so only within one boot."""
+        return self == other
+
+    def render(self) -> str:
+        return f"{self.dev}:{self.inode}:{self.size_bytes}:{self.mtime_ns}:{self.ctime_ns}"
+
+    @classmethod
+    def parse(cls, text: str) -> FileIdentity:
+        """Inverse of `render`; ValueError on anything else."""
+        dev, inode, size_bytes, mtime_ns, ctime_ns = (int(part) for part in text.split(":"))
+        return cls(dev=dev, inode=inode, size_bytes=size_bytes, mtime_ns=mtime_ns, ctime_ns=ctime_ns)
+
+
+def identity_of(stat: os.stat_result) -> FileIdentity:
+    """The identity that a stat result tells."""
+    return FileIdentity(
+        dev=stat.st_dev,
+        inode=stat.st_ino,
+        size_bytes=stat.st_size,
+        mtime_ns=stat.st_mtime_ns,
+        ctime_ns=stat.st_ctime_ns,
+    )
+
+
+def identify(fd: int) -> FileIdentity:
+    """The identity of an open file."""
+    return identity_of(os.fstat(fd))

@@ -1,0 +1,80 @@
+"""Who owns a spool: only the kernel's flock says so, and it says so until the last holder is gone.
+
+A process id in a file is text for people. Must never break or steal a lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from durastore.errors import DiskFailed
+from durastore.fsio.folder import Folder
+from durastore.fsio.publish import write_all
+from durastore.fsio.sys import SYS
+
+__all__ = ["FlockedFile", "holders"]
+
+
+class FlockedFile:
+    """An exclusive flock on a file that stays where it is for ever (removing a lock file would fork the lock)."""
+
+    __slots__ = ("_fd", "_pid", "path")
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self._fd = fd
+        self._pid = os.getpid()
+        self.path = path
+
+    @classmethod
+    def try_lock(cls, folder: Folder, name: str) -> FlockedFile | None:
+        """The lock, or None if another open file description holds it. `DiskFailed` where flock does not work."""
+        path = folder.path / name
+        try:
+            fd = SYS.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode=0o600, dir_fd=folder.fd)
+        except OSError as exc:
+            raise DiskFailed(f"opening lock {path}: {exc.strerror}", errno=exc.errno) from exc
+        try:
+            SYS.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            SYS.close(fd)
+            if exc.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return None
+            raise DiskFailed(f"locking {path}: {exc.strerror}", errno=exc.errno) from exc
+        return cls(fd, path)
+
+    @property
+    def is_held(self) -> bool:
+        """True in the process that took it, until `close`; a forked child shares the lock but does not own it."""
+        return self._fd >= 0 and os.getpid() == self._pid
+
+    def note(self, text: str) -> None:
+        """Append a line for people (who took the lock, when). Never read back by durastore."""
+        os.lseek(self._fd, 0, os.SEEK_END)
+        write_all(self._fd, [text.encode()])
+
+    def close(self) -> None:
+        """Release. In a forked child only the descriptor is closed, so the parent keeps its lock. Safe to repeat."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            SYS.close(fd)
+
+
+def holders(path: Path) -> list[int]:
+    """Process ids that the kernel names as holders of a flock on `path` (Linux: /proc/locks), sorted.
+
+    Empty if nobody holds it or the file is absent. OSError where the kernel does not tell (not Linux).
+    """
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return []
+    want = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
+    pids = set()
+    for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+        fields = line.split()
+        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5] == want:
+            pids.add(int(fields[4]))
+    return sorted(pid for pid in pids if pid > 0)

@@ -1,0 +1,103 @@
+"""What kind of file system this is, and how much room it has.
+
+Duty: tell a local disk from what only looks like one. Knowing no answer is told as "not a local disk".
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from durastore.errors import DiskFailed
+from durastore.fsio.folder import Folder
+from durastore.fsio.identity import FileIdentity, identify
+from durastore.fsio.sys import SYS
+
+__all__ = ["Filesystem", "filesystem_of", "free_bytes", "preallocate"]
+
+_LOCAL_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "apfs", "hfs"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filesystem:
+    """The file system under a path."""
+
+    type_name: str
+    is_local_disk: bool
+    """False for network, FUSE, memory and overlay file systems, and where the type is unknown."""
+    uuid: str
+    """Of the device where the system tells it, else the statvfs file-system id."""
+    st_dev: int
+
+
+def filesystem_of(path: Path) -> Filesystem:
+    """The file system that holds the existing `path`. OSError if the path cannot be looked at."""
+    real = path.resolve(strict=True)
+    st_dev = real.stat().st_dev
+    type_name = _type_of(real, st_dev)
+    return Filesystem(
+        type_name=type_name,
+        is_local_disk=type_name in _LOCAL_DISK,
+        uuid=_device_uuid(st_dev) or f"fsid-{os.statvfs(real).f_fsid:x}",
+        st_dev=st_dev,
+    )
+
+
+def _type_of(real: Path, st_dev: int) -> str:
+    """Of the mount that holds the path: the device number decides, the longest mount point above it breaks ties."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return "unknown"
+    want = f"{os.major(st_dev)}:{os.minor(st_dev)}"
+    best = (False, -1, "unknown")
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        fields, types = left.split(), right.split()
+        if len(fields) < 5 or not types:
+            continue
+        mount_point = fields[4].encode("latin-1", "surrogateescape").decode("unicode_escape", "replace")
+        if mount_point != "/" and not (str(real) + "/").startswith(mount_point.rstrip("/") + "/"):
+            continue
+        # a later line hides an earlier mount at the same point, so >= on ties
+        rank = (fields[2] == want, len(mount_point))
+        if rank >= best[:2]:
+            best = (*rank, types[0])
+    return best[2]
+
+
+def _device_uuid(st_dev: int) -> str | None:
+    folder = Path("/dev/disk/by-uuid")
+    try:
+        for entry in folder.iterdir():
+            if entry.stat().st_rdev == st_dev:
+                return entry.name
+    except OSError:
+        return None
+    return None
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that this user may still write on the file system of `path`."""
+    stat = os.statvfs(path)
+    return stat.f_bavail * stat.f_frsize
+
+
+def preallocate(folder: Folder, name: str, *, size_bytes: int) -> FileIdentity:
+    """Create `name` with `size_bytes` of really allocated space, durable. FileExistsError if it is there."""
+    try:
+        fd = SYS.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode=0o600, dir_fd=folder.fd)
+        try:
+            SYS.preallocate(fd, size_bytes)
+            SYS.fsync(fd)
+            folder.sync()
+            return identify(fd)
+        finally:
+            SYS.close(fd)
+    except FileExistsError:
+        raise
+    except OSError as exc:
+        raise DiskFailed(
+            f"reserving {size_bytes} bytes as {folder.path / name}: {exc.strerror}", errno=exc.errno
+        ) from exc

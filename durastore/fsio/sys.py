@@ -1,0 +1,63 @@
+"""The system calls that change a file, one method each, so that a test can count, fail or kill at any of them.
+
+Duty: be the only place in `fsio` (and for the callers above it) where a mutating syscall is made. Adds no policy.
+Must never catch, retry or translate an error.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+
+__all__ = ["SYS", "SystemCalls"]
+
+Buffer = bytes | bytearray | memoryview
+
+
+class SystemCalls:
+    """Thin, replaceable methods over `os`; every method is one system call."""
+
+    def open(self, name: str, flags: int, *, mode: int, dir_fd: int) -> int:
+        return os.open(name, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
+
+    def writev(self, fd: int, buffers: Sequence[Buffer]) -> int:
+        return os.writev(fd, buffers)
+
+    def fsync(self, fd: int) -> None:
+        full = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: plain fsync does not reach the platter
+        if full is None:
+            os.fsync(fd)
+        else:
+            fcntl.fcntl(fd, full)
+
+    def fdatasync(self, fd: int) -> None:
+        if hasattr(os, "fdatasync"):
+            os.fdatasync(fd)
+        else:
+            self.fsync(fd)
+
+    def link(self, source: str, target: str, *, source_fd: int, target_fd: int) -> None:
+        os.link(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd, follow_symlinks=False)
+
+    def link_fd(self, fd: int, target: str, *, target_fd: int) -> None:
+        """Give an unnamed (O_TMPFILE) inode its first name; fails if the name exists."""
+        os.link(f"/proc/self/fd/{fd}", target, dst_dir_fd=target_fd, follow_symlinks=True)
+
+    def unlink(self, name: str, *, dir_fd: int) -> None:
+        os.unlink(name, dir_fd=dir_fd)
+
+    def mkdir(self, name: str, mode: int, *, dir_fd: int) -> None:
+        os.mkdir(name, mode, dir_fd=dir_fd)
+
+    def preallocate(self, fd: int, size_bytes: int) -> None:
+        os.posix_fallocate(fd, 0, size_bytes)
+
+    def flock(self, fd: int, operation: int) -> None:
+        fcntl.flock(fd, operation)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+
+SYS = SystemCalls()
