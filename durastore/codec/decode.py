@@ -1,0 +1,108 @@
+"""Bytes back into tensors, and the full check of a sample's bytes.
+
+Duty: hand out only elements whose chunk matched its digest. Must never hand out, or allocate for, bytes it has not
+seen, and never repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from durastore.codec.dtypes import has_torch, numpy_dtype, torch_dtype
+from durastore.codec.header import BytesLike, SampleHeader, parse_header, row_bytes
+from durastore.codec.selection import ChunkRead, Selection, TensorRows, plan_rows
+from durastore.errors import IntegrityError, InvalidInput
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["decode_tensors", "scan_sample"]
+
+
+def decode_tensors(
+    header: SampleHeader, selection: Selection, *, buffers: Iterable[BytesLike], framework: str | None = None
+) -> dict[str, Any]:
+    """The selected rows as tensors that own their memory; `buffers` are the selection's chunks in order.
+
+    `framework` is "torch", "numpy" (bf16 and fp8 as ml_dtypes) or None: torch where it is installed. Raises
+    `IntegrityError` naming sample, tensor and chunk where bytes are missing or do not match their digest.
+    """
+    if framework not in (None, "torch", "numpy"):
+        raise InvalidInput(f"framework {framework!r} is neither 'torch' nor 'numpy'")
+    use_torch = has_torch() if framework is None else framework == "torch"
+    views = _in_order(header, selection, buffers=buffers)
+    out: dict[str, Any] = {}
+    at = 0
+    for wanted in selection.tensors:
+        stop = at + len(wanted.chunks)
+        out[wanted.spec.name] = _decode(header, wanted, views=views[at:stop], use_torch=use_torch)
+        at = stop
+    return out
+
+
+def _in_order(header: SampleHeader, selection: Selection, *, buffers: Iterable[BytesLike]) -> list[memoryview]:
+    views = [memoryview(b).cast("B") for b in buffers]
+    if len(views) != len(selection):
+        raise IntegrityError(
+            f"sample {header.sample_id.text!r}: {len(selection)} chunks were wanted, {len(views)} came"
+        )
+    for read, view in zip(selection, views, strict=True):
+        if len(view) != read.length:
+            raise _fault(header, read, what=f"has {read.length} bytes, {len(view)} came")
+    return views
+
+
+def _decode(header: SampleHeader, wanted: TensorRows, *, views: list[memoryview], use_torch: bool) -> Any:
+    import numpy as np
+
+    spec = wanted.spec
+    one_row = row_bytes(spec.dtype, spec.shape)
+    shape = (wanted.stop - wanted.start, *spec.shape[1:]) if spec.shape else ()
+    # The chunks are in memory, so a tensor of this size is no empty claim.
+    target = np.empty((wanted.stop - wanted.start) * one_row, np.uint8)
+    for read, view in zip(wanted.chunks, views, strict=True):
+        if xxhash.xxh3_128_hexdigest(view) != read.digest:
+            raise _fault(header, read, what="does not match its digest")
+        first_row = read.chunk * spec.rows_per_chunk
+        low = max(wanted.start, first_row)
+        high = min(wanted.stop, first_row + read.length // one_row)
+        part = np.frombuffer(view, np.uint8)[(low - first_row) * one_row : (high - first_row) * one_row]
+        target[(low - wanted.start) * one_row : (high - wanted.start) * one_row] = part
+    return (
+        _as_torch(target, dtype=spec.dtype, shape=shape)
+        if use_torch
+        else target.view(numpy_dtype(spec.dtype)).reshape(shape)
+    )
+
+
+def _as_torch(target: np.ndarray[Any, np.dtype[np.uint8]], *, dtype: str, shape: tuple[int, ...]) -> Any:
+    import torch
+
+    if not target.size:
+        return torch.empty(shape, dtype=torch_dtype(dtype))
+    return torch.from_numpy(target).view(torch_dtype(dtype)).view(shape)
+
+
+def scan_sample(data: BytesLike) -> SampleHeader:
+    """Check one whole sample: header, exact length, every chunk against its digest. Safe to repeat.
+
+    Returns the header; raises `IntegrityError` naming the first chunk that does not match.
+    """
+    view = memoryview(data).cast("B")
+    header = parse_header(view, total_length=len(view))
+    for read in plan_rows(header, None, rows=None):
+        if xxhash.xxh3_128_hexdigest(view[read.offset : read.offset + read.length]) != read.digest:
+            raise _fault(header, read, what="does not match its digest")
+    return header
+
+
+def _fault(header: SampleHeader, read: ChunkRead, *, what: str) -> IntegrityError:
+    return IntegrityError(
+        f"sample {header.sample_id.text!r}, tensor {read.tensor!r}, chunk {read.chunk} {what}",
+        sample_id=header.sample_id.text,
+        tensor=read.tensor,
+        chunk=read.chunk,
+    )

@@ -1,0 +1,64 @@
+"""A sample's header as bytes.
+
+Duty: `docs/format/sample.md` in the writing direction. Must never put a time or a random value into a header.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from durastore.codec.header import CHECK_AT, CHECK_END, FORMAT_MAJOR, MAX_HEADER_BYTES, NO_CHECK, header_check
+from durastore.errors import InvalidInput
+from durastore.model import MAX_JSON_ITEMS, TensorSpec, json_items, render_json
+
+__all__ = ["render_header", "seal_header"]
+
+
+def render_header(sample: Mapping[str, Any], tensors: Sequence[TensorSpec], *, run_text: str | None) -> bytes:
+    """The header bytes, padded with spaces to a multiple of 8. `sample` holds id, meta, run, input and provenance.
+
+    No timestamp, no random part: equal content gives equal bytes. Raises `InvalidInput` over 16 MiB.
+    """
+    described = {
+        t.name: {
+            "codec": t.codec,
+            "dtype": t.dtype,
+            "shape": list(t.shape),
+            "rows_per_chunk": t.rows_per_chunk,
+            "sizes": list(t.chunk_sizes),
+            "digests": "".join(t.chunk_digests),
+        }
+        for t in tensors
+    }
+    metadata = {
+        "durastore.check": NO_CHECK,
+        "durastore.format": FORMAT_MAJOR,
+        "durastore.sample": render_json({**sample, "tensors": described}),
+    }
+    if run_text is not None:
+        metadata["durastore.run"] = run_text
+    top: dict[str, Any] = {"__metadata__": metadata}
+    start = 0
+    for t in tensors:
+        stop = start + sum(t.chunk_sizes)
+        top[t.name] = {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": [start, stop]}
+        start = stop
+    return seal_header(json.dumps(top, separators=(",", ":"), ensure_ascii=False))
+
+
+def seal_header(text: str) -> bytes:
+    """Header bytes of JSON that begins with an empty `durastore.check`: length, padding and the check itself.
+
+    The check is the XXH3-128 of all header bytes with its own 32 digits as zeros, so that a sample's bytes alone show
+    a flipped bit in its header. Raises `InvalidInput` over 16 MiB, or for what no reader would take.
+    """
+    raw = text.encode()
+    raw += b" " * (-len(raw) % 8)
+    if len(raw) + 8 > MAX_HEADER_BYTES:
+        raise InvalidInput(f"the sample's header would take {len(raw) + 8} bytes (16 MiB are allowed)")
+    if json_items(text) > MAX_JSON_ITEMS:
+        raise InvalidInput(f"the sample's header would have more than {MAX_JSON_ITEMS} items")
+    header = len(raw).to_bytes(8, "little") + raw
+    return header[:CHECK_AT] + header_check(header) + header[CHECK_END:]

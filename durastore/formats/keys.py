@@ -1,0 +1,113 @@
+"""Object keys: where packs, manifest segments and the marker lie in the bucket.
+
+Duty: `docs/format/keys.md` as code. A key carries 16 hex digits of the digest of its bytes (INV-4) and never a sample
+id. Must never accept a key it would not itself have made.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from durastore.errors import InvalidInput
+from durastore.model import Digest, ObjectKey, PackKind, WriterId
+
+__all__ = [
+    "MAX_SEQ",
+    "PackKeyParts",
+    "SegmentKeyParts",
+    "marker_key",
+    "pack_key",
+    "pack_listing_prefix",
+    "parse_pack_key",
+    "parse_segment_key",
+    "segment_key",
+    "segment_listing_prefix",
+]
+
+MAX_SEQ = 10**12 - 1
+
+_PACK = re.compile(r"packs/([0-9a-f]{16})/([0-9]{12})-([0-9a-f]{16})\.(tar|safetensors)")
+_SEGMENT = re.compile(r"manifest/([0-9a-f]{16})/([0-9]{12})-([0-9a-f]{16})\.parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class PackKeyParts:
+    """What a pack's key says."""
+
+    writer: WriterId
+    seq: int
+    short_digest: str
+    """First 16 hex digits of the XXH3-128 of the object's bytes."""
+    kind: PackKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class SegmentKeyParts:
+    """What a manifest segment's key says."""
+
+    writer: WriterId
+    seq: int
+    short_digest: str
+    """First 16 hex digits of the XXH3-128 of the object's bytes."""
+
+
+def pack_key(prefix: str, writer: WriterId, *, seq: int, digest: Digest, kind: PackKind) -> ObjectKey:
+    """`<prefix>/packs/<writer>/<12-digit seq>-<16 hex>.(tar|safetensors)`; no leading slash where prefix is empty."""
+    return ObjectKey(f"{pack_listing_prefix(prefix, writer)}{_seq(seq)}-{digest.short}.{kind.value}")
+
+
+def parse_pack_key(prefix: str, key: ObjectKey) -> PackKeyParts | None:
+    """Exact inverse of `pack_key` below `prefix`; None for every other key."""
+    found = _PACK.fullmatch(_below(prefix, key))
+    if not found:
+        return None
+    writer, seq, digest, kind = found.groups()
+    return PackKeyParts(writer=WriterId(writer), seq=int(seq), short_digest=digest, kind=PackKind(kind))
+
+
+def segment_key(prefix: str, writer: WriterId, *, seq: int, digest: Digest) -> ObjectKey:
+    """`<prefix>/manifest/<writer>/<12-digit seq>-<16 hex>.parquet`."""
+    return ObjectKey(f"{segment_listing_prefix(prefix, writer)}{_seq(seq)}-{digest.short}.parquet")
+
+
+def parse_segment_key(prefix: str, key: ObjectKey) -> SegmentKeyParts | None:
+    """Exact inverse of `segment_key` below `prefix`; None for every other key."""
+    found = _SEGMENT.fullmatch(_below(prefix, key))
+    if not found:
+        return None
+    writer, seq, digest = found.groups()
+    return SegmentKeyParts(writer=WriterId(writer), seq=int(seq), short_digest=digest)
+
+
+def marker_key(prefix: str) -> ObjectKey:
+    """`<prefix>/durastore.json`."""
+    return ObjectKey(f"{_lead(prefix)}durastore.json")
+
+
+def pack_listing_prefix(prefix: str, writer: WriterId | None = None) -> str:
+    """What to LIST for all packs, or for those of one writer (in order of their seq)."""
+    return f"{_lead(prefix)}packs/" + (f"{writer.hex}/" if writer else "")
+
+
+def segment_listing_prefix(prefix: str, writer: WriterId | None = None) -> str:
+    """What to LIST for all manifest segments, or for those of one writer (in order of their seq)."""
+    return f"{_lead(prefix)}manifest/" + (f"{writer.hex}/" if writer else "")
+
+
+def _lead(prefix: str) -> str:
+    if not prefix:
+        return ""
+    ObjectKey(prefix)  # refuses what no key could begin with: a leading, trailing or doubled slash, dot segments
+    return f"{prefix}/"
+
+
+def _below(prefix: str, key: ObjectKey) -> str:
+    lead = _lead(prefix)
+    return key.text[len(lead) :] if key.text.startswith(lead) else ""
+
+
+def _seq(seq: int) -> str:
+    if not 0 <= seq <= MAX_SEQ:
+        raise InvalidInput(f"sequence number {seq} does not fit 12 digits")
+    return f"{seq:012d}"

@@ -1,0 +1,59 @@
+"""The root marker: the small file that makes a directory a spool root, and tells whether it still is the same one.
+
+Duty: the value `RootRecord` and its JSON form (`docs/format/spool.md`). No I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from durastore.errors import FormatUnsupported, IntegrityError
+from durastore.model import parse_json, render_json
+
+__all__ = ["MOVED_NAME", "ROOT_MARKER_NAME", "RootRecord", "parse_root", "render_root"]
+
+ROOT_MARKER_NAME = "durastore-root.json"
+MOVED_NAME = "MOVED-TO"
+"""A file of this name in a root holds the path that its contents were moved to; such a root is not used again."""
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootRecord:
+    """What the marker says: who the root is, and in which directory of which file system it was written."""
+
+    root_id: str
+    fs_uuid: str
+    directory_inode: int
+    """A copy of the marker lies in a directory with another inode, so a copied root does not pass for the original."""
+
+
+def render_root(record: RootRecord) -> bytes:
+    """Canonical JSON and a final newline; equal records give equal bytes."""
+    value = {
+        "format": _FORMAT,
+        "root_id": record.root_id,
+        "fs_uuid": record.fs_uuid,
+        "directory_inode": record.directory_inode,
+    }
+    return (render_json(value) + "\n").encode()
+
+
+def parse_root(data: bytes) -> RootRecord:
+    """Inverse of `render_root`. `FormatUnsupported` on a newer format, `IntegrityError` on anything odd."""
+    try:
+        value = parse_json(data, what="root marker")
+        if not isinstance(value, dict) or type(value["format"]) is not int:
+            raise TypeError("not a root marker")
+        if value["format"] > _FORMAT:
+            raise FormatUnsupported(
+                f"the root marker has format {value['format']}", hint="open it with a newer durastore"
+            )
+        root_id, fs_uuid, inode = value["root_id"], value["fs_uuid"], value["directory_inode"]
+        if not isinstance(root_id, str) or not isinstance(fs_uuid, str) or type(inode) is not int:
+            raise TypeError("a field has the wrong type")
+        if len(root_id) != 32 or not set(root_id) <= set("0123456789abcdef"):
+            raise ValueError("root_id is not 32 hex digits")
+    except (ValueError, KeyError, TypeError) as exc:
+        raise IntegrityError(f"the root marker cannot be read: {exc}") from exc
+    return RootRecord(root_id=root_id, fs_uuid=fs_uuid, directory_inode=inode)
