@@ -1,0 +1,177 @@
+"""Where the remote side is: bucket URLs, the options of an S3 connection, and opening what they name.
+
+Duty: parse once, at the edge, into checked values; choose the adapter. Must never hold, accept or show a credential.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from durastore.config import StoreOptions
+from durastore.errors import ConfigError, InvalidInput
+from durastore.model import ObjectKey
+from durastore.objectstore.port import ObjectStore
+
+__all__ = ["BucketUrl", "S3Options", "open_object_store"]
+
+_BUCKET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_MEMORY_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_HINT = "use s3://bucket/prefix, a bucket name, file:///directory, /directory or memory://name"
+
+Kind = Literal["s3", "file", "memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketUrl:
+    """A bucket and the prefix inside it. For a directory the whole path is the bucket and the prefix is empty."""
+
+    kind: Kind
+    bucket: str
+    """Bucket name, memory name, or the absolute path of the directory."""
+    prefix: str = ""
+    """Without leading or trailing slash; empty for the whole bucket."""
+
+    @classmethod
+    def parse(cls, text: str) -> BucketUrl:
+        """`s3://bucket[/prefix]`, a bare bucket name, `file:///path`, `/path`, `./path`, `memory://name[/prefix]`.
+
+        `ConfigError` on anything else. Does no I/O: a relative path is resolved against the working directory by name.
+        """
+        scheme, mark, rest = text.partition("://")
+        if not mark:
+            return _parse_plain(text)
+        if scheme == "s3":
+            bucket, _, prefix = rest.partition("/")
+            return cls(kind="s3", bucket=_checked_bucket(bucket), prefix=_checked_prefix(prefix))
+        if scheme == "memory":
+            name, _, prefix = rest.partition("/")
+            if not _MEMORY_NAME.fullmatch(name):
+                raise ConfigError("not a usable memory:// name", hint=_HINT)
+            return cls(kind="memory", bucket=name, prefix=_checked_prefix(prefix))
+        if scheme == "file" and rest.startswith("/"):
+            return cls(kind="file", bucket=_checked_path(_unquoted(rest)))
+        raise ConfigError("not a bucket URL that durastore knows", hint=_HINT)  # not quoted: it may hold a secret
+
+    def render(self) -> str:
+        """The URL that parses to this value."""
+        if self.kind == "file":
+            return Path(self.bucket).as_uri()
+        return f"{self.kind}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
+
+    def __str__(self) -> str:
+        return self.render()
+
+
+def _parse_plain(text: str) -> BucketUrl:
+    if text.startswith(("/", "./", "../")) or text in (".", ".."):
+        return BucketUrl(kind="file", bucket=_checked_path(text))
+    if "/" in text:
+        raise ConfigError(f"{ascii(text)[:100]} is neither a bucket name nor a path", hint=_HINT)
+    return BucketUrl(kind="s3", bucket=_checked_bucket(text))
+
+
+def _checked_bucket(name: str) -> str:
+    if not _BUCKET_NAME.fullmatch(name):
+        raise ConfigError("not a usable bucket name", hint=f"{_HINT}; credentials never go into a URL")
+    return name
+
+
+def _checked_prefix(prefix: str) -> str:
+    prefix = prefix.removesuffix("/")
+    if prefix:
+        try:
+            ObjectKey(prefix)
+        except InvalidInput as exc:
+            raise ConfigError(f"prefix {ascii(prefix)[:100]} has an empty or dot segment, or is too long") from exc
+    return prefix
+
+
+def _unquoted(path: str) -> str:
+    """As bytes, since a path need not be text: `Path.as_uri` writes its bytes too."""
+    return os.fsdecode(unquote_to_bytes(_path_bytes(path)))
+
+
+def _path_bytes(path: str) -> bytes:
+    try:
+        return os.fsencode(path)
+    except UnicodeEncodeError as exc:
+        raise ConfigError(f"{ascii(path)[:100]} cannot be a path") from exc
+
+
+def _checked_path(text: str) -> str:
+    if b"\0" in _path_bytes(text):
+        raise ConfigError("the path holds a NUL")
+    return str(Path(text).absolute())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Options:
+    """How to reach an S3 endpoint. Credentials have no field: they come by the standard AWS chain only."""
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    addressing_style: str = "auto"
+    """`path`, `virtual`, or `auto`: path for an endpoint of one's own, virtual for AWS."""
+    ca_bundle: str | None = None
+    connect_timeout_s: float = 10.0
+    read_timeout_s: float = 60.0
+    storage_class: str | None = None
+    sse: str | None = None
+    kms_key: str | None = None
+    bucket_owner: str | None = None
+    """The AWS account (12 digits) the bucket has to belong to; requests say so, and another's bucket refuses them."""
+    checksum: str = "crc64nvme"
+    """What is sent with bodies: `crc64nvme`; `md5` (Content-MD5) or `none` for endpoints that refuse the headers."""
+
+    @classmethod
+    def of(cls, options: StoreOptions) -> S3Options:
+        """The part of a store's options that is about reaching the endpoint."""
+        shared = {field.name for field in fields(StoreOptions)} & {field.name for field in fields(cls)}
+        return cls(**{name: getattr(options, name) for name in shared})
+
+    def __post_init__(self) -> None:
+        if self.addressing_style not in ("auto", "path", "virtual"):
+            raise ConfigError(f"addressing_style is {self.addressing_style!r}", hint="use auto, path or virtual")
+        if self.checksum not in ("crc64nvme", "md5", "none"):
+            raise ConfigError(f"checksum is {self.checksum!r}", hint="use crc64nvme, md5 or none")
+        if self.connect_timeout_s <= 0 or self.read_timeout_s <= 0:
+            raise ConfigError("timeouts have to be positive")
+        if self.endpoint_url is not None:
+            _check_endpoint(self.endpoint_url)
+
+
+def _check_endpoint(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        has_secret = parts.username is not None or parts.password is not None
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError as exc:
+        raise ConfigError("endpoint_url is not a URL", hint="use http(s)://host[:port]") from exc
+    if has_secret:
+        raise ConfigError("endpoint_url carries credentials", hint="credentials come by the standard AWS chain only")
+    if not is_usable or parts.query or parts.fragment:
+        raise ConfigError("endpoint_url is not usable", hint="use http(s)://host[:port]")
+
+
+def open_object_store(url: BucketUrl, *, s3: S3Options) -> ObjectStore:
+    """The adapter for `url`. Opens no connection for S3 (see `check_bucket`); `BucketMissing` for a missing directory.
+
+    Retries nothing: wrap it in `RetryingStore` where that is wanted.
+    """
+    if url.kind == "s3":
+        from durastore.objectstore.s3 import S3Store
+
+        return S3Store(url.bucket, options=s3)
+    if url.kind == "file":
+        from durastore.objectstore.directory import DirectoryStore
+
+        return DirectoryStore(Path(url.bucket))
+    from durastore.objectstore.memory import MemoryStore
+
+    return MemoryStore.named(url.bucket)

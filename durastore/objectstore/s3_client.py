@@ -1,0 +1,146 @@
+"""boto3 clients for one bucket on one endpoint, made per process.
+
+Duty: the session (credentials, region, profile, CA bundle, endpoint) and clients on it with timeouts and with every
+retry of botocore's own off. Credentials stay inside botocore; must never be kept, shown or logged here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from durastore.errors import CredentialsRefused
+from durastore.objectstore.classify import classify
+from durastore.objectstore.location import S3Options
+from durastore.objectstore.per_process import PerProcess
+
+__all__ = ["PAGE_BODY", "Connector", "expecting_owner"]
+
+PAGE_BODY = "durastore-page"
+"""Where a ListObjectsV2 answer carries the page's own bytes, unparsed."""
+_POOL_SIZE = 128
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Session:
+    """A boto3 session, its credentials' source, and the CA bundle it resolved (option, environment, profile)."""
+
+    boto: Any
+    credentials: Any
+    ca_bundle: str | None
+
+
+class Connector:
+    """Makes clients for a bucket. Thread-safe, and safe across fork: each process gets its own session."""
+
+    def __init__(self, bucket: str, options: S3Options) -> None:
+        self.bucket = bucket
+        self.options = options
+        self._session: PerProcess[_Session] = PerProcess(self._open_session)
+        self._lock: PerProcess[Any] = PerProcess(threading.Lock)
+
+    def __repr__(self) -> str:
+        return f"Connector(s3://{self.bucket})"
+
+    def connect(self) -> Any:
+        """A new boto3 client that shares no connection with any other. No request is sent."""
+        session = self._session.get()
+        with self._lock.get():  # a session must not make two clients at once
+            client = self._open_client(session, self.options.addressing_style)
+            if self.options.addressing_style == "auto" and self.is_path_style(client):
+                client = self._open_client(session, "path")
+        return client
+
+    def credentials(self) -> Any:
+        """botocore's credentials object, which refreshes itself; ask it for values only where a request is signed."""
+        return self._session.get().credentials
+
+    def ca_bundle(self) -> str | None:
+        return self._session.get().ca_bundle
+
+    def endpoint_url(self) -> str:
+        """The endpoint in use, resolved as botocore does it (option, environment, profile, region)."""
+        if self.options.endpoint_url:
+            return self.options.endpoint_url
+        client = self.connect()
+        try:
+            return str(client.meta.endpoint_url)
+        finally:
+            client.close()
+
+    def is_path_style(self, client: Any) -> bool:
+        """True if the bucket goes into the path of a URL, not into its host."""
+        style = self.options.addressing_style
+        if style != "auto":
+            return style == "path"
+        # Only AWS can be relied on to resolve bucket.host; and a dotted bucket name breaks its wildcard certificate.
+        host = urlsplit(str(client.meta.endpoint_url)).hostname or ""
+        return "." in self.bucket or not host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+    def _open_session(self) -> _Session:
+        import boto3
+        import botocore.exceptions
+        import botocore.session
+
+        try:
+            core = botocore.session.Session(profile=self.options.profile)
+            session = boto3.Session(botocore_session=core, region_name=self.options.region)
+            credentials = session.get_credentials()
+        except botocore.exceptions.BotoCoreError as exc:
+            raise classify(exc, write=False, what="opening a session") from exc
+        if credentials is None:
+            raise CredentialsRefused("no AWS credentials found", hint="set them up for the standard AWS chain")
+        authority = self.options.ca_bundle or core.get_config_variable("ca_bundle")
+        return _Session(boto=session, credentials=credentials, ca_bundle=authority)
+
+    def _open_client(self, session: _Session, style: str) -> Any:
+        import botocore.config
+        import botocore.exceptions
+
+        options = self.options
+        config = botocore.config.Config(
+            connect_timeout=options.connect_timeout_s,
+            read_timeout=options.read_timeout_s,
+            retries={"total_max_attempts": 1, "mode": "standard"},
+            max_pool_connections=_POOL_SIZE,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"addressing_style": style, "payload_signing_enabled": False},  # type: ignore[arg-type]  # checked texts
+            user_agent_extra="durastore",
+        )
+        try:
+            client = session.boto.client(
+                "s3", endpoint_url=options.endpoint_url, config=config, verify=options.ca_bundle
+            )
+        except (botocore.exceptions.BotoCoreError, ValueError) as exc:
+            raise classify(exc, write=False, what="opening a client") from exc
+        client.meta.events.register("before-sign.s3", _without_expect)
+        if options.bucket_owner is not None:
+            client.meta.events.register("before-sign.s3", expecting_owner(options.bucket_owner))
+        # First, because a handler of botocore's own would parse the page once more.
+        client.meta.events.register_first("before-parse.s3.ListObjectsV2", _keep_page)
+        return client
+
+
+def _without_expect(request: Any, **_: object) -> None:
+    """No "Expect: 100-continue": a server that answers 100 late gets its final answer misread, and the call hangs."""
+    del request.headers["Expect"]
+
+
+def expecting_owner(account: str) -> Callable[..., None]:
+    """A handler of botocore's that names the account the bucket has to belong to in every request (case B170)."""
+
+    def name_owner(request: Any, **_: object) -> None:
+        request.headers["x-amz-expected-bucket-owner"] = account
+
+    return name_owner
+
+
+def _keep_page(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
+    """Hand a page's bytes through and give botocore's slow parser an empty document; errors pass unchanged."""
+    if response_dict["status_code"] == 200:
+        customized_response_dict[PAGE_BODY] = response_dict["body"]
+        response_dict["body"] = b"<ListBucketResult/>"
