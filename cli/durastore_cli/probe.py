@@ -1,0 +1,118 @@
+"""`durastore probe`: what an endpoint really checks, as a table for people or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from durastore.clock import Stamp
+from durastore.config import resolve_options
+from durastore_cli.exits import EPILOG
+from durastore_cli.options import bucket_option, given, needed_place, remote_options
+from durastore_cli.render import print_json, print_lines
+
+if TYPE_CHECKING:
+    from durastore.objectstore.probe.result import ProbeResult
+
+__all__ = ["command"]
+
+_FINDINGS = 12
+
+
+@click.command(epilog=EPILOG)
+@bucket_option
+@remote_options
+@click.option("--local", metavar="DIR", help="Also keep the result in this spool root, for the stores that use it.")
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
+def command(*, bucket: str | None, local: str | None, as_json: bool, **remote: Any) -> int:
+    """Send wrong checksums, sizes and conditions to the endpoint, and see which it refuses.
+
+    Fewer than 60 requests, 10 to 30 MB. Writes small objects under .durastore-probe/ below the prefix, which stay
+    there, and touches no other key. Works with credentials that may not list: what cannot be seen counts as the worse
+    case. Exit code 12: something here takes stored objects away or changes them, so nothing would be reclaimed.
+    """
+    result = _run(needed_place("bucket", bucket), given(remote))
+    if local is not None:
+        from durastore.objectstore.probe.saved import save_probe_in_root
+
+        save_probe_in_root(Path(local), result)
+    if as_json:
+        print_json(_facts(result))
+    else:
+        print_lines(_lines(result))
+    return _FINDINGS if result.is_blocking else 0
+
+
+def _run(bucket: str, values: Mapping[str, Any]) -> ProbeResult:
+    from durastore.objectstore.location import BucketUrl, S3Options
+    from durastore.objectstore.probe.opening import opened_probe_port
+    from durastore.objectstore.probe.run import run_probe
+
+    options, url = resolve_options(values), BucketUrl.parse(bucket)
+    s3 = S3Options.of(options)
+    with opened_probe_port(url, s3=s3) as port:
+        return run_probe(port, url.prefix)
+
+
+def _facts(result: ProbeResult) -> dict[str, Any]:
+    single, multipart = result.checksum_single, result.checksum_multipart
+    return {
+        "level": result.level.name,
+        "levels": {"single": result.level_single.name, "multipart": result.level_multipart.name},
+        "checksums": {
+            "single": single.value if single is not None else None,
+            "multipart": multipart.value if multipart is not None else None,
+        },
+        "is_blocking": result.is_blocking,
+        "blocking": list(result.blocking),
+        "id": result.id,
+        "taken": _taken(result),
+        "endpoint": result.endpoint,
+        "bucket": result.bucket,
+        "prefix": result.prefix,
+        "requests": result.request_count,
+        "absent_is_404": result.absent_is_404,
+        "is_create_only_enforced": result.is_create_only_enforced,
+        "is_if_match_enforced": result.is_if_match_enforced,
+        "is_versioned": result.is_versioned,
+        "clock_skew_s": result.clock_skew_s,
+        "expiring_rule": result.expiring_rule,
+        "checks": [
+            {"name": c.name, "outcome": c.outcome.value, "detail": c.detail, "meaning": c.meaning}
+            for c in result.checks
+        ],
+    }
+
+
+def _taken(result: ProbeResult) -> str:
+    return datetime.fromtimestamp(Stamp.parse(result.taken).wall_ns / 1e9, tz=UTC).isoformat(timespec="seconds")
+
+
+def _lines(result: ProbeResult) -> Iterator[str]:
+    yield f"endpoint {result.endpoint}, bucket {result.bucket}, prefix {result.prefix or '(none)'}"
+    yield f"probe {result.id} of {_taken(result)}: {result.request_count} requests"
+    yield ""
+    name_width = max(len(c.name) for c in result.checks) + 2
+    outcome_width = max(len(c.outcome.value) for c in result.checks) + 2
+    yield f"{'check':<{name_width}}{'outcome':<{outcome_width}}what it means (and what was seen)"
+    for c in result.checks:
+        yield f"{c.name:<{name_width}}{c.outcome.value:<{outcome_width}}{c.meaning}"
+        yield f"{'':<{name_width + outcome_width}}({c.detail})"
+    yield ""
+    for path, level, checksum in (
+        ("single writes", result.level_single, result.checksum_single),
+        ("multipart writes", result.level_multipart, result.checksum_multipart),
+    ):
+        if level.name == "ATTESTED":
+            assert checksum is not None
+            how = f"proven by {checksum.value}, a look on another connection and a spot read"
+        else:
+            how = "every byte is read back before a local file may go"
+        yield f"{path}: {level.name}: {how}"
+    yield f"level: {result.level.name}"
+    for reason in result.blocking:
+        yield f"nothing will be reclaimed: {reason}"

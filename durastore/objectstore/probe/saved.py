@@ -1,0 +1,79 @@
+"""Probe results on disk, beside the spool: kept with their date, never changed, the newest one counts.
+
+Duty: save, load and judge the age of results. Must never take an unreadable or foreign result for an answer: whoever
+finds none probes again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from durastore.clock import Stamp, age_s
+from durastore.errors import FormatUnsupported, IntegrityError, SpoolUnreadable, StoreMissing
+from durastore.formats.spool_root import ROOT_MARKER_NAME
+from durastore.fsio.folder import Folder
+from durastore.fsio.publish import publish
+from durastore.objectstore.probe.result import MAX_RESULT_BYTES, ProbeResult
+
+__all__ = ["MAX_AGE_S", "is_fresh", "load_probe", "save_probe", "save_probe_in_root", "target_of"]
+
+MAX_AGE_S = 7 * 86_400.0
+INCONCLUSIVE_AGE_S = 3600.0
+_PREFIX, _SUFFIX = "probe-", ".json"
+
+
+def target_of(*, endpoint: str, bucket: str, prefix: str, account: str) -> str:
+    """What a result is about, as 32 hex digits. `account` is `ProbePort.account`; no secret goes in or comes out."""
+    text = "\0".join((endpoint.rstrip("/"), bucket, prefix, account))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def save_probe(folder: Folder, result: ProbeResult) -> None:
+    """Keep `result` in `folder`, durably, under a name of its own. `DiskFailed` if that fails. Safe to repeat."""
+    data = result.render()
+    try:
+        publish(folder, f"{_PREFIX}{result.id}{_SUFFIX}", chunks=[data], expect_size=len(data))
+    except FileExistsError:
+        pass  # the id is random and the bytes follow from the result: it is this very result
+
+
+def save_probe_in_root(path: Path, result: ProbeResult) -> None:
+    """Keep `result` in the spool root at `path`, whose stores use it from their next open on.
+
+    `StoreMissing` where `path` is no spool root; it is not made.
+    """
+    try:
+        folder = Folder.open(path)
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        raise StoreMissing(f"{path} is not a directory") from exc
+    with folder:
+        if not folder.has(ROOT_MARKER_NAME):
+            raise StoreMissing(f"{path} is not a spool root", hint="give the directory that a store uses as local=")
+        save_probe(folder, result)
+
+
+def load_probe(folder: Folder, *, target: str) -> ProbeResult | None:
+    """The newest readable result about `target`; None if there is none. OSError if the folder cannot be read."""
+    newest: ProbeResult | None = None
+    for name in folder.names():
+        if not (name.startswith(_PREFIX) and name.endswith(_SUFFIX)):
+            continue
+        try:
+            result = ProbeResult.parse(folder.read_bytes(name, limit_bytes=MAX_RESULT_BYTES))
+        except (IntegrityError, FormatUnsupported, SpoolUnreadable):
+            continue  # not an answer; probing again costs a minute, believing garbage could cost data
+        if result.target == target and (newest is None or _wall_ns(result) > _wall_ns(newest)):
+            newest = result
+    return newest
+
+
+def is_fresh(result: ProbeResult, *, now: Stamp, max_age_s: float = MAX_AGE_S) -> bool:
+    """True while `result` may be used. One with an open question ages within the hour; an unknown age is too old."""
+    age = age_s(Stamp.parse(result.taken), now)
+    limit_s = max_age_s if result.is_conclusive else min(max_age_s, INCONCLUSIVE_AGE_S)
+    return age is not None and age <= limit_s
+
+
+def _wall_ns(result: ProbeResult) -> int:
+    return Stamp.parse(result.taken).wall_ns
