@@ -1,0 +1,102 @@
+"""Rows of the journal's `packs` table as values, and back.
+
+Duty: the one place that knows the column order of a pack. No I/O. An odd value is `IntegrityError`, never a guess.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from durastore.clock import Stamp
+from durastore.errors import DurastoreError, IntegrityError, InvalidInput
+from durastore.formats.journal import SAMPLE_COLUMNS, parse_entry, parse_evidence
+from durastore.fsio.identity import FileIdentity
+from durastore.model import Digest, ObjectKey, PackKind, PackState, SampleEntry, SampleId, WriterId
+from durastore.spool.records import PackFile, PackRecord
+
+__all__ = ["find_entries", "load_entries", "load_pack", "load_packs", "parse_pack"]
+
+_PACK_COLUMNS = (
+    "pack_id, name, kind, state, writer, seq, size_bytes, digest, crc64nvme, key, identity, write_id, etag, "
+    "version_id, uploaded_at, uploaded_server_time_s, evidence, manifested_in, intent, reason, sample_count"
+)
+
+
+def parse_pack(row: Sequence[object]) -> PackRecord:
+    """The record in a row of `_PACK_COLUMNS`. `IntegrityError` if a value cannot be one."""
+    try:
+        texts = {index: _optional_text(row[index]) for index in (7, 9, 10, 14, 16, 17)}
+        return PackRecord(
+            pack_id=_count(row[0]),
+            name=_pack_name(row[1]),
+            kind=PackKind(row[2]),
+            state=PackState(row[3]),
+            writer=WriterId(str(row[4])),
+            seq=_count(row[5]),
+            size_bytes=_count(row[6]) if row[6] is not None else None,
+            digest=Digest(texts[7]) if texts[7] is not None else None,
+            crc64nvme=_optional_text(row[8]),
+            key=ObjectKey(texts[9]) if texts[9] is not None else None,
+            identity=FileIdentity.parse(texts[10]) if texts[10] is not None else None,
+            write_id=_optional_text(row[11]),
+            etag=_optional_text(row[12]),
+            version_id=_optional_text(row[13]),
+            uploaded_at=Stamp.parse(texts[14]) if texts[14] is not None else None,
+            uploaded_server_time_s=float(str(row[15])) if row[15] is not None else None,
+            evidence=parse_evidence(texts[16]) if texts[16] is not None else None,
+            manifested_in=ObjectKey(texts[17]) if texts[17] is not None else None,
+            intent=_optional_text(row[18]),
+            reason=_optional_text(row[19]),
+            sample_count=_count(row[20]),
+        )
+    except (TypeError, ValueError, InvalidInput) as exc:
+        raise IntegrityError(f"a pack row of the journal cannot be read: {exc}") from exc
+
+
+def _pack_name(value: object) -> str:
+    if not isinstance(value, str) or PackFile.parse(value) is None:  # it is opened by this name
+        raise ValueError(f"not a pack's file name: {value!r:.80}")
+    return value
+
+
+def _optional_text(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"expected text, found {type(value).__name__}")
+    return value
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"expected a whole number, found {value!r:.40}")
+    return value
+
+
+def load_pack(conn: sqlite3.Connection, pack_id: int) -> PackRecord:
+    """One pack. `DurastoreError` if the journal has no pack of that number (never had, or it was reclaimed)."""
+    sql = f"SELECT {_PACK_COLUMNS} FROM packs WHERE pack_id = ?"  # noqa: S608 - a constant list of columns
+    row = conn.execute(sql, (pack_id,)).fetchone()
+    if row is None:
+        raise DurastoreError(f"the journal has no pack {pack_id}")
+    return parse_pack(row)
+
+
+def load_packs(conn: sqlite3.Connection, states: Sequence[PackState]) -> list[PackRecord]:
+    """The packs in one of `states`, or all without any, oldest first."""
+    marks = ", ".join("?" * len(states))
+    where = f"WHERE state IN ({marks})" if states else ""
+    sql = f"SELECT {_PACK_COLUMNS} FROM packs {where} ORDER BY pack_id"  # noqa: S608 - constants and question marks
+    return [parse_pack(row) for row in conn.execute(sql, [state.value for state in states])]
+
+
+def load_entries(conn: sqlite3.Connection, pack_id: int) -> list[SampleEntry]:
+    """The samples of a pack in the order of their offsets."""
+    sql = f"SELECT {SAMPLE_COLUMNS} FROM samples WHERE pack_id = ? ORDER BY offset"  # noqa: S608 - constant columns
+    return [parse_entry(row) for row in conn.execute(sql, (pack_id,))]
+
+
+def find_entries(conn: sqlite3.Connection, sample_id: SampleId) -> list[tuple[int, SampleEntry]]:
+    """Pack id and entry of every place that has the sample, oldest first."""
+    columns = f"SELECT pack_id, {SAMPLE_COLUMNS} FROM samples"  # noqa: S608 - constant columns
+    rows = conn.execute(f"{columns} WHERE sample_id = ? ORDER BY pack_id, offset", (sample_id.text,))
+    return [(row[0], parse_entry(row[1:])) for row in rows]

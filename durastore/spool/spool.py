@@ -1,0 +1,249 @@
+"""One process's place on disk: its lock, packs, quarantine and journal.
+
+Duty: claim a spool by the kernel's lock and hold everything in it open, so that no path is trusted twice. Each open
+mints a new writer id, so that no name or number of an earlier process can be used again. Must never break a lock, and
+never unlink.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import ExitStack, suppress
+
+from durastore.clock import Clock
+from durastore.errors import (
+    ConfigError,
+    DiskFailed,
+    DurastoreError,
+    RootMismatch,
+    SpoolLocked,
+    SpoolUnreadable,
+    UnsupportedFilesystem,
+)
+from durastore.fsio.folder import Folder
+from durastore.fsio.identity import FileIdentity
+from durastore.fsio.lock import FlockedFile
+from durastore.fsio.space import free_bytes, preallocate
+from durastore.model import PackState, Run, WriterId
+from durastore.spool.journal import Journal, PackRecord
+from durastore.spool.journal_file import set_aside
+from durastore.spool.pack_bytes import is_sealed_content
+from durastore.spool.recovery import RecoveryReport, recover_spool
+from durastore.spool.root import SpoolRoot
+from durastore.spool.salvage import Place, SalvageReport, salvage_pack
+
+__all__ = ["Spool", "claim_idle_siblings"]
+
+_NAME = re.compile(r"w-([0-9]{2,6})")
+_LOCK = "lock"
+_BALLAST = "ballast"
+_BALLAST_BYTES = 32 << 20
+_FACT_PREFIX = "prefix"
+_SETTLED = {PackState.RECLAIMED, PackState.LOST, PackState.QUARANTINED}
+
+
+class Spool:
+    """A claimed spool. Close it to let another process have it; what is in it stays."""
+
+    def __init__(self, root: SpoolRoot, folder: Folder, *, lock: FlockedFile, clock: Clock) -> None:
+        """Open what is in the locked `folder`; `claim` is the way to get one. `JournalFailed`, `FormatUnsupported`."""
+        self.root = root
+        self.path = folder.path
+        self.writer = WriterId.mint()
+        self._folder = folder
+        self._lock = lock
+        self._lock_identity = folder.identity(_LOCK)
+        self._prefix: str | None = None
+        with ExitStack() as opened:
+            self.packs_folder = opened.enter_context(folder.ensure_child("packs"))
+            self.quarantine_folder = opened.enter_context(folder.ensure_child("quarantine"))
+            for made in (root.folder, folder, self.packs_folder, self.quarantine_folder):
+                made.sync()  # names that an earlier process made and could not sync any more
+            self.journal = Journal(
+                folder,
+                self.quarantine_folder,
+                writer=self.writer,
+                is_wal=root.filesystem.is_local_disk,  # WAL needs shared memory that network file systems do not have
+                has_packs=bool(self.packs_folder.names()),
+            )
+            opened.pop_all()
+        # a spool on a full disk must open, or nothing could ever be drained from it
+        with suppress(FileExistsError, DiskFailed):
+            preallocate(folder, _BALLAST, size_bytes=_BALLAST_BYTES)
+        with suppress(OSError):
+            lock.note(f"{clock.now_ns()} pid {os.getpid()} writer {self.writer}\n")
+
+    @classmethod
+    def claim(cls, root: SpoolRoot, *, clock: Clock) -> Spool:
+        """The unlocked spool of the lowest number, or a new one. Two processes never get the same.
+
+        `UnsupportedFilesystem` where locks do not exclude; errors of the journal pass through.
+        """
+        numbers = _numbers(root)
+        following = max(numbers, default=-1) + 1
+        for number in [*numbers, *range(following, following + 10_000)]:
+            spool = _try_claim(root, number, clock=clock)
+            if spool is not None:
+                return spool
+        raise SpoolLocked(f"no spool of {root.path} can be claimed")
+
+    @property
+    def prefix(self) -> str:
+        """The bucket prefix that the keys of this spool's packs begin with."""
+        if self._prefix is None:
+            raise DurastoreError(f"spool {self.path} is not bound to a bucket prefix yet")
+        return self._prefix
+
+    def bind(self, prefix: str) -> None:
+        """Tell which bucket prefix the packs are for; to be done before `recover`. Safe to repeat.
+
+        `ConfigError` if the spool still holds packs for another prefix: their keys would change.
+        """
+        known = self.journal.get_fact(_FACT_PREFIX)
+        if known is not None and known != prefix:
+            left = [record for record in self.journal.packs() if record.state is not PackState.RECLAIMED]
+            if left:
+                raise ConfigError(
+                    f"spool {self.path} still holds {len(left)} packs for prefix {known!r}, not {prefix!r}",
+                    hint="open that prefix with this spool first, or use another --local",
+                )
+        if known != prefix:
+            self.journal.set_fact(_FACT_PREFIX, prefix)
+        self._prefix = prefix
+
+    def recover(self) -> RecoveryReport:
+        """Settle what the last process left (see `recovery`). Before any pack writer; safe to repeat."""
+        return recover_spool(self._place())
+
+    def salvage(self, pack_id: int, *, reason: str) -> SalvageReport:
+        """Copy what still matches of a pack into a new sealed file under the same pack id; see `salvage_pack`."""
+        return salvage_pack(self._place(), self.journal.pack(pack_id), reason=reason)
+
+    def record_lost(self, pack_id: int, *, reason: str) -> SalvageReport:
+        """The bucket has no copy either: what a file set aside still holds is salvaged, the rest is LOST."""
+        return self.salvage(pack_id, reason=reason)
+
+    def quarantine(self, pack_id: int, *, reason: str) -> None:
+        """Put a pack's doubtful file aside; the pack is QUARANTINED. Safe to repeat."""
+        record = self.journal.pack(pack_id)
+        if record.state is not PackState.QUARANTINED:
+            # the record first: a crash in between leaves a doubted pack, not one whose file seems lost
+            self.journal.move_back(pack_id, PackState.QUARANTINED, reason=reason)
+        if self.packs_folder.has(record.name):
+            set_aside(self.packs_folder, record.name, quarantine=self.quarantine_folder)
+
+    def is_intact(self, record: PackRecord) -> bool:
+        """True if the local file holds exactly the sealed bytes, hashed now. `SpoolUnreadable` if it cannot be read."""
+        try:
+            fd = self.packs_folder.open_read(record.name)
+        except FileNotFoundError:
+            return False
+        try:
+            return is_sealed_content(fd, record)
+        finally:
+            os.close(fd)
+
+    def known_runs(self) -> list[Run]:
+        """The runs whose text this spool's journal keeps."""
+        return list(self.journal.runs().values())
+
+    def used_bytes(self) -> int:
+        """Bytes of the pack files on record; cheap enough for every put."""
+        return self.journal.used_bytes()
+
+    def free_bytes(self) -> int:
+        """Bytes that may still be written on the spool's file system."""
+        return free_bytes(self.path)
+
+    def quarantined_bytes(self) -> int:
+        """Bytes of the files in quarantine."""
+        total = 0
+        for name in self.quarantine_folder.names():
+            with suppress(
+                SpoolUnreadable, FileNotFoundError
+            ):  # a folder, or just taken out: both by an operator's hand
+                total += self.quarantine_folder.identity(name).size_bytes
+        return total
+
+    def check_held(self) -> None:
+        """Pass if this is still our spool: lock held, root, folder and lock file the ones we opened.
+
+        `SpoolLocked` if the lock is not this process's, `RootMismatch` if a path leads elsewhere by now.
+        """
+        if not self._lock.is_held:
+            raise SpoolLocked(f"the lock of spool {self.path} is not held by this process")
+        self.root.check()
+        try:
+            with self.root.folder.child(self.path.name) as folder, folder.child("packs") as packs:
+                lock = folder.identity(_LOCK)
+                is_same = _is_same(packs, self.packs_folder) and _is_same_file(lock, self._lock_identity)
+        except OSError as exc:
+            raise RootMismatch(f"spool {self.path} is not there any more: {exc.strerror}") from exc
+        if not is_same:
+            raise RootMismatch(f"spool {self.path} is another directory than the one opened")
+
+    def close(self) -> None:
+        """Close the journal, then let the lock go. Safe to repeat. The root stays open."""
+        try:
+            self.journal.close()
+        finally:
+            self.packs_folder.close()
+            self.quarantine_folder.close()
+            self._folder.close()
+            self._lock.close()
+
+    def _place(self) -> Place:
+        return Place(
+            packs=self.packs_folder,
+            quarantine=self.quarantine_folder,
+            journal=self.journal,
+            writer=self.writer,
+            prefix=self.prefix,
+        )
+
+
+def claim_idle_siblings(root: SpoolRoot, *, clock: Clock) -> list[Spool]:
+    """Every unlocked spool of the root that still has packs: its process is gone, so somebody else has to drain it."""
+    claimed: list[Spool] = []
+    with ExitStack() as held:  # if one cannot be opened, those before it must not stay locked by this process
+        for number in _numbers(root):
+            spool = _try_claim(root, number, clock=clock)
+            if spool is None:
+                continue
+            held.callback(spool.close)
+            if spool.packs_folder.names() or spool.journal.count_by_state().keys() - _SETTLED:
+                claimed.append(spool)
+            else:
+                spool.close()
+        held.pop_all()
+    return claimed
+
+
+def _numbers(root: SpoolRoot) -> list[int]:
+    matches = (_NAME.fullmatch(name) for name in root.folder.names())
+    return sorted(int(match[1]) for match in matches if match is not None)
+
+
+def _try_claim(root: SpoolRoot, number: int, *, clock: Clock) -> Spool | None:
+    with ExitStack() as opened:
+        folder = opened.enter_context(root.folder.ensure_child(f"w-{number:02d}"))
+        lock = FlockedFile.try_lock(folder, _LOCK)
+        if lock is None:
+            return None
+        opened.callback(lock.close)
+        if FlockedFile.try_lock(folder, _LOCK) is not None:
+            # a file system that emulates locks per process grants it twice (case B125)
+            raise UnsupportedFilesystem(f"locks on {folder.path} do not exclude", hint="use a local disk for the spool")
+        spool = Spool(root, folder, lock=lock, clock=clock)
+        opened.pop_all()
+        return spool
+
+
+def _is_same(one: Folder, other: Folder) -> bool:
+    first, second = os.fstat(one.fd), os.fstat(other.fd)
+    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
+
+
+def _is_same_file(one: FileIdentity, other: FileIdentity) -> bool:
+    return (one.dev, one.inode) == (other.dev, other.inode)
