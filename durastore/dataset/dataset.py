@@ -1,0 +1,191 @@
+"""The map-style dataset: `len`, `ds[i]`, `ds["id"]`, pinned to one snapshot.
+
+Duty: give training code checked samples by position or id, from any number of worker processes. Must never write, never
+follow the manifest past its snapshot, and never use a connection of another process.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, SupportsIndex
+
+from durastore.config import resolve_options
+from durastore.dataset.connection import Connection
+from durastore.errors import ConfigError, InvalidInput, SampleAbsent, StoreMissing
+from durastore.manifest.marker_store import fetch_marker
+from durastore.manifest.snapshot import Snapshot, fetch_snapshot, find_snapshot
+from durastore.manifest.view import ResolvedView, fetch_view
+from durastore.model import Digest, ManifestRow, Run, Sample, SampleId
+from durastore.objectstore.location import BucketUrl, S3Options
+from durastore.objectstore.port import ObjectStore
+from durastore.observe.events import LOGGER
+from durastore.read.remote import fetch_sample, fetch_samples
+from durastore.read.sample import Wanted
+
+__all__ = ["Dataset"]
+
+_ITER_BATCH = 32
+_OPTIONS = (
+    "endpoint_url",
+    "region",
+    "profile",
+    "addressing_style",
+    "ca_bundle",
+    "connect_timeout_s",
+    "read_timeout_s",
+    "bucket_owner",
+)
+
+
+class Dataset:
+    """All samples of a store as of one moment, in byte order of their ids. Usable as a torch map-style dataset.
+
+    Options are `endpoint_url`, `region`, `profile`, `addressing_style`, `ca_bundle`, `connect_timeout_s` and
+    `read_timeout_s`; credentials come by the standard AWS chain. `snapshot` pins an earlier state: a `Snapshot`, its
+    text, or the id that a dataset printed. `max_requests` bounds the requests of this process at one time.
+
+    Items are `Sample` values, so a `DataLoader` with batches needs a `collate_fn`. Every byte handed out matched its
+    digest. Thread-safe; picklable and usable after fork: each process opens connections of its own.
+    """
+
+    def __init__(
+        self, url: str, *, snapshot: Snapshot | str | None = None, max_requests: int = 16, **options: Any
+    ) -> None:
+        """Open `url` and resolve its manifest. Raises `StoreMissing`, `ManifestIncomplete`, `ConfigError`, ..."""
+        if max_requests < 1:
+            raise ConfigError(f"max_requests is {max_requests}", hint="it has to be at least 1")
+        self._place = BucketUrl.parse(url)
+        self._connection = Connection(self._place, s3=_s3_options(options), max_requests=max_requests)
+        store = self._connection.store
+        self._snapshot = _pinned(store, self._place, wanted=snapshot)
+        self._view: ResolvedView = fetch_view(store, self._snapshot, max_requests=max_requests)
+        LOGGER.info("dataset %s: %d samples, snapshot %s", self._place, len(self._view), self._snapshot.id)
+        if self._view.duplicate_count:
+            LOGGER.warning("dataset %s: %d rows lost to a row of the same id", self._place, self._view.duplicate_count)
+
+    # --- what there is -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def __contains__(self, sample_id: object) -> bool:
+        return isinstance(sample_id, str) and _position(self._view, sample_id) is not None
+
+    def __repr__(self) -> str:
+        return f"Dataset({str(self._place)!r}, samples={len(self)}, snapshot={self.snapshot_id!r})"
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The pinned snapshot; `snapshot.render()` is its text, which `snapshot=` takes back."""
+        return self._snapshot
+
+    @property
+    def snapshot_id(self) -> str:
+        """Id of the pinned snapshot: equal ids mean equal rows."""
+        return self._snapshot.id.hex
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """All sample ids, sorted; `ids[i]` is the id of `ds[i]`."""
+        return self._view.ids()
+
+    @property
+    def runs(self) -> dict[Digest, Run]:
+        """What produced the samples, by digest."""
+        return self._view.runs
+
+    @property
+    def duplicates(self) -> tuple[ManifestRow, ...]:
+        """Live rows whose id has a smaller live row: those are not part of the dataset."""
+        return self._view.duplicates
+
+    def missing(self, ids: Sequence[str]) -> list[str]:
+        """Those of `ids` that the dataset lacks, in the order given."""
+        return self._view.missing(ids)
+
+    def row(self, index: SupportsIndex | str) -> ManifestRow:
+        """The manifest row of a position or id, without fetching the sample. Raises like indexing."""
+        return self._view.row_at(self._at(index))
+
+    # --- samples -------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: SupportsIndex | str) -> Sample:
+        """The sample at a position (negative counts from the end) or of an id.
+
+        Raises `IndexError`, `SampleAbsent` (a `KeyError`), and `IntegrityError` where its bytes do not match.
+        """
+        return fetch_sample(self._connection.store, self.row(index))
+
+    def __getitems__(self, indices: Sequence[SupportsIndex | str]) -> list[Sample]:
+        """A batch, fetched in parallel with neighbours sharing requests; torch's fetcher calls this."""
+        rows = [self.row(index) for index in indices]
+        return fetch_samples(self._connection.store, rows, wanted=Wanted(), pool=self._connection.pool)
+
+    def get(
+        self, index: SupportsIndex | str, *, tensors: Sequence[str] | None = None, rows: slice | None = None
+    ) -> Sample:
+        """Part of a sample: the named tensors, the rows of a slice; only the chunks needed are fetched."""
+        return fetch_sample(self._connection.store, self.row(index), tensors=tensors, rows=rows)
+
+    def __iter__(self) -> Iterator[Sample]:
+        """All samples in order, fetched in batches."""
+        for start in range(0, len(self), _ITER_BATCH):
+            yield from self.__getitems__(range(start, min(start + _ITER_BATCH, len(self))))
+
+    def close(self) -> None:
+        """Let go of this process's connections; the next access opens new ones. Safe to repeat."""
+        self._connection.close()
+
+    def __enter__(self) -> Dataset:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _at(self, index: SupportsIndex | str) -> int:
+        if isinstance(index, str):
+            at = _position(self._view, index)
+            if at is None:
+                raise SampleAbsent(f"no sample {index!r} in {self._place} at snapshot {self.snapshot_id}")
+            return at
+        try:
+            position = operator.index(index)
+        except TypeError as exc:
+            raise InvalidInput(f"a dataset is indexed by position or id, not by {type(index).__name__}") from exc
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"position {position} of {len(self)} samples")
+        return position % len(self)
+
+
+def _s3_options(options: dict[str, Any]) -> S3Options:
+    unknown = sorted(options.keys() - set(_OPTIONS))
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]!r}", hint=f"a dataset knows: {', '.join(_OPTIONS)}")
+    return S3Options.of(resolve_options(options))
+
+
+def _position(view: ResolvedView, text: str) -> int | None:
+    try:
+        return view.position(SampleId(text))
+    except InvalidInput:
+        return None  # no sample can have such an id
+
+
+def _pinned(store: ObjectStore, place: BucketUrl, *, wanted: Snapshot | str | None) -> Snapshot:
+    """The snapshot to read: a given one as it is, else as listed now, else the listed state of the given id."""
+    if isinstance(wanted, str) and wanted.lstrip().startswith("{"):
+        wanted = Snapshot.parse(wanted)
+    if isinstance(wanted, Snapshot):
+        if wanted.prefix != place.prefix:
+            raise InvalidInput(f"the snapshot is of prefix {wanted.prefix!r}, not of {place.prefix!r}")
+        return wanted
+    is_marked = fetch_marker(store, place.prefix) is not None
+    current = fetch_snapshot(store, place.prefix)
+    if not is_marked and not current.segments:
+        raise StoreMissing(f"there is no durastore at {place}", hint="check bucket and prefix")
+    if not is_marked:
+        # The rows prove themselves; only writers depend on the marker.
+        LOGGER.warning("dataset %s: the bucket marker is gone, the manifest is there", place)
+    return current if wanted is None else find_snapshot(current, Digest(wanted))

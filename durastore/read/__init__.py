@@ -1,0 +1,1 @@
+"""Fetch, decode and check samples: shared by the store and the dataset reader."""
