@@ -1,0 +1,1 @@
+"""Sending packs to the bucket. Nothing in here is evidence that they arrived: that is `durastore.verify`."""
