@@ -1,0 +1,114 @@
+"""ATTESTED: believing a server's own checksum, where this endpoint was seen to refuse a wrong one.
+
+Duty: one HEAD and one ranged GET on a connection of their own, compared with our bytes. Must never rest on what the
+uploader was told, and never on a checksum kind that the probe did not see refused on this write path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+
+from durastore.clock import Clock
+from durastore.errors import IntegrityError, NotVerified
+from durastore.model import Evidence, EvidenceLevel
+from durastore.objectstore.port import ObjectReader, ObjectStat
+from durastore.objectstore.probe.result import ChecksumKind
+from durastore.spool.records import PackRecord
+from durastore.verify.policy import ProofPolicy
+
+__all__ = ["attest"]
+
+SPOT_BYTES = 64 << 10
+_HASH_BLOCK = 8 << 20
+
+
+def attest(reader: ObjectReader, record: PackRecord, *, fd: int, policy: ProofPolicy, clock: Clock) -> Evidence:
+    """Evidence of level ATTESTED for the pack whose local file is open as `fd`.
+
+    `NotVerified` where the policy does not allow it for this pack's write path, or the answer lacks something (then
+    the object is to be read back); `IntegrityError` where size, checksum or the spot differ; `ObjectAbsent` and network
+    errors pass. Safe to repeat.
+    """
+    if record.key is None or record.size_bytes is None or record.digest is None:
+        raise NotVerified(f"pack {record.name} was never sealed")
+    kind = policy.checksum_for(record)
+    if kind is None:
+        raise NotVerified(f"pack {record.name}: no checksum of its write path was seen refused when wrong")
+    stat = reader.head(record.key)
+    _compare_head(record, stat)
+    if kind is ChecksumKind.CRC64NVME:
+        _compare_crc(record, stat)
+    else:
+        _compare_md5(record, stat, policy=policy, fd=fd)
+    _compare_spot(reader, record, stat=stat, fd=fd)
+    return Evidence(
+        level=EvidenceLevel.ATTESTED,
+        key=record.key,
+        size_bytes=record.size_bytes,
+        digest=None,
+        etag=stat.etag,
+        version_id=stat.version_id,
+        taken=clock.stamp().render(),
+        server_time_s=stat.server_time_s,
+        probe=policy.probe_id,
+    )
+
+
+def _compare_head(record: PackRecord, stat: ObjectStat) -> None:
+    if stat.size_bytes is None or not stat.etag:
+        raise NotVerified(f"pack {record.name}: HEAD tells no size or no etag")
+    if stat.size_bytes != record.size_bytes:
+        raise IntegrityError(f"object {record.key} has {stat.size_bytes} bytes, pack {record.name} {record.size_bytes}")
+    if not stat.is_readable:
+        raise NotVerified(f"pack {record.name}: storage class {stat.storage_class} cannot be read back at once")
+    if (record.etag, record.version_id) != (stat.etag, stat.version_id):
+        # another write of the same key came between (it may be our own retry): only its bytes can tell what it is
+        raise NotVerified(f"pack {record.name}: HEAD shows another etag or version than the upload's answer")
+
+
+def _compare_crc(record: PackRecord, stat: ObjectStat) -> None:
+    if not stat.crc64nvme:
+        raise NotVerified(f"pack {record.name}: HEAD carries no full-object CRC64NVME")
+    if stat.crc64nvme != record.crc64nvme:
+        raise IntegrityError(
+            f"object {record.key}: the server holds CRC64NVME {stat.crc64nvme}, ours is {record.crc64nvme}"
+        )
+
+
+def _compare_md5(record: PackRecord, stat: ObjectStat, *, policy: ProofPolicy, fd: int) -> None:
+    """The etag was shown to be the server's own MD5, or the MD5 of its parts' MD5s; compared with our bytes, now."""
+    size = record.size_bytes or 0
+    if not policy.is_multipart(record):
+        if stat.etag.strip('"').lower() != _md5(fd, 0, length=size).hexdigest():
+            raise IntegrityError(f"object {record.key}: etag {stat.etag} is not the MD5 of pack {record.name}")
+        return
+    cuts = range(0, size, policy.part_bytes)
+    joined = b"".join(_md5(fd, at, length=min(policy.part_bytes, size - at)).digest() for at in cuts)
+    expected = f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(cuts)}"
+    if stat.etag.strip('"').lower() != expected:
+        # it may have been cut otherwise (resumed with an older part size), so this alone is no damage
+        raise NotVerified(f"pack {record.name}: etag {stat.etag} is not the MD5 of its parts' MD5s as we cut them")
+
+
+def _md5(fd: int, offset: int, *, length: int) -> hashlib._Hash:
+    hasher = hashlib.md5(usedforsecurity=False)
+    end = offset + length
+    while offset < end and (block := os.pread(fd, min(_HASH_BLOCK, end - offset), offset)):
+        hasher.update(block)
+        offset += len(block)
+    return hasher
+
+
+def _compare_spot(reader: ObjectReader, record: PackRecord, *, stat: ObjectStat, fd: int) -> None:
+    """One random block, read where the data lie: an index entry whose data are gone answers HEAD (case B61)."""
+    size = record.size_bytes or 0
+    length = min(SPOT_BYTES, size)
+    offset = random.SystemRandom().randrange(size - length + 1)
+    remote = reader.fetch(stat.key, offset=offset, length=length, if_match=stat.etag)
+    local = os.pread(fd, length, offset)
+    if len(local) != length:
+        raise NotVerified(f"pack {record.name}: the local file is shorter than recorded", is_local_damaged=True)
+    if remote != local:
+        raise IntegrityError(f"object {record.key} differs from pack {record.name} in the block at {offset}")

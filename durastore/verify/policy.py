@@ -1,0 +1,53 @@
+"""What counts as proof on this endpoint, chosen per write path from what the probe saw.
+
+Pure values. Must never be laxer than READ_BACK without a probe result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from durastore.model import EvidenceLevel
+from durastore.objectstore.probe.result import ChecksumKind, ProbeResult, WritePath
+from durastore.spool.records import PackRecord
+
+__all__ = ["ProofPolicy"]
+
+_COMPARED = (ChecksumKind.CRC64NVME, ChecksumKind.ETAG_MD5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofPolicy:
+    """Times and levels. `probe` None: nothing was probed, so every copy is read back in full."""
+
+    evidence_ttl_s: float
+    settle_s: float
+    """Least time between the upload's answer and the look that may free the file."""
+    receipt_ttl_s: float
+    multipart_above: int
+    """Packs larger than this went in parts,"""
+    part_bytes: int
+    """each of this size but the last."""
+    audit_share: float = 0.01
+    """Share of packs read back in full, whatever the endpoint attests."""
+    probe: ProbeResult | None = None
+
+    @property
+    def probe_id(self) -> str | None:
+        return self.probe.id if self.probe is not None else None
+
+    def level_for(self, record: PackRecord) -> EvidenceLevel:
+        """The least evidence that may free this pack: ATTESTED or READ_BACK, never less."""
+        return EvidenceLevel.ATTESTED if self.checksum_for(record) is not None else EvidenceLevel.READ_BACK
+
+    def checksum_for(self, record: PackRecord) -> ChecksumKind | None:
+        """The checksum that this pack's write path was seen to guard and that we can compare; None: read back."""
+        if self.probe is None or record.size_bytes is None:
+            return None
+        path = WritePath.MULTIPART if self.is_multipart(record) else WritePath.SINGLE
+        kind = self.probe.checksum_of(path)
+        return kind if self.probe.level_of(path) is EvidenceLevel.ATTESTED and kind in _COMPARED else None
+
+    def is_multipart(self, record: PackRecord) -> bool:
+        """Whether the pack is sent in parts."""
+        return (record.size_bytes or 0) > self.multipart_above

@@ -1,0 +1,232 @@
+"""From evidence to receipt: the one issuer.
+
+Duty: verify an upload (`verify_remote_copy`), open a proof batch (bucket marker, segments, canary), and prove one file
+against its object. Must never mint for what it did not look at on both sides within the receipt's lifetime.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from durastore.clock import Clock
+from durastore.errors import IntegrityError, NotVerified, ObjectAbsent
+from durastore.fsio.identity import FileIdentity, identify
+from durastore.manifest.marker_store import fetch_marker
+from durastore.model import Evidence, ObjectKey
+from durastore.objectstore.port import ObjectReader, ObjectStore
+from durastore.observe.events import Observer
+from durastore.spool.records import PackRecord
+from durastore.verify.attest import attest
+from durastore.verify.guards import (
+    guard_evidence,
+    guard_freshness,
+    guard_head,
+    guard_recorded,
+    guard_server_clock,
+    guard_settled,
+)
+from durastore.verify.local import digest_of
+from durastore.verify.policy import ProofPolicy
+from durastore.verify.receipt import Receipt, mint
+from durastore.verify.remote import check_segment, read_back
+
+__all__ = ["BucketIdentity", "ProofBatch", "Verifier"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketIdentity:
+    """Which bucket prefix we wrote to, as recorded when the store was opened."""
+
+    prefix: str
+    store_id: str
+
+
+class Verifier:
+    """Looks at the bucket through connections of its own, never through the uploader's."""
+
+    def __init__(
+        self, store: ObjectStore, *, bucket: BucketIdentity, policy: ProofPolicy, clock: Clock, observer: Observer
+    ) -> None:
+        self._store = store
+        self._bucket = bucket
+        self._policy = policy
+        self._clock = clock
+        self._observer = observer
+        self._distrust: str | None = None
+        self._tell_distrust: Callable[[str], None] = lambda _: None
+
+    @property
+    def distrust(self) -> str | None:
+        """Why nothing may be reclaimed: a copy was found wrong, or the endpoint takes objects away by itself."""
+        probe = self._policy.probe
+        if self._distrust is None and probe is not None and probe.is_blocking:
+            return "; ".join(probe.blocking) or f"lifecycle rule {probe.expiring_rule} expires this prefix"
+        return self._distrust
+
+    def stop_reclaiming(self, reason: str) -> None:
+        """Throw the stop switch (DESIGN 6). There is no way back within a session."""
+        if self._distrust is None:
+            self._distrust = reason
+            self._tell_distrust(reason)
+
+    def on_distrust(self, tell: Callable[[str], None]) -> None:
+        """`tell` records the reason durably, so that the next session starts stopped as well."""
+        self._tell_distrust = tell
+
+    def use(self, policy: ProofPolicy) -> None:
+        """Take another policy, after the endpoint was probed."""
+        self._policy = policy
+
+    def verify_remote_copy(self, record: PackRecord, *, open_local: Callable[[], int] | None = None) -> Evidence:
+        """Look at the object on a new connection: attested where this endpoint and write path allow it, else read back.
+
+        A random share is read back in any case (the audit), and so is a pack without a local file (`open_local` None).
+        Raises `IntegrityError` on a mismatch (which stops all reclaiming), `ObjectAbsent`, `NotVerified`, network
+        errors. Safe to repeat.
+        """
+        policy = self._policy
+        is_audited = random.SystemRandom().random() < policy.audit_share
+        reader = self._store.fresh_reader()
+        try:
+            if open_local is None or is_audited or policy.checksum_for(record) is None:
+                return self._read_back(reader, record)
+            return self._attest(reader, record, policy=policy, open_local=open_local)
+        except IntegrityError as exc:
+            # the server holds other bytes than it acknowledged; until someone looks, nothing is freed
+            self._observer.emit("verify.mismatch", pack=record.name)
+            self.stop_reclaiming(exc.message)
+            raise
+        finally:
+            reader.close()
+
+    def _read_back(self, reader: ObjectReader, record: PackRecord) -> Evidence:
+        evidence = read_back(reader, record, clock=self._clock)
+        self._observer.emit("verify.read_back", pack=record.name, bytes=evidence.size_bytes)
+        return evidence
+
+    def _attest(
+        self, reader: ObjectReader, record: PackRecord, *, policy: ProofPolicy, open_local: Callable[[], int]
+    ) -> Evidence:
+        fd = open_local()
+        try:
+            evidence = attest(reader, record, fd=fd, policy=policy, clock=self._clock)
+        except NotVerified:
+            return self._read_back(reader, record)  # what cannot be attested is read, never waved through
+        finally:
+            os.close(fd)
+        self._observer.emit("verify.attested", pack=record.name, bytes=evidence.size_bytes)
+        return evidence
+
+    def open_batch(self, records: Sequence[PackRecord]) -> ProofBatch:
+        """Check what a whole batch rests on: the bucket is the one we wrote to, its manifest segments hold, and one
+        pack chosen at random is still there byte for byte (the canary). `NotVerified` or a network error if not.
+        """
+        self._refuse_if_stopped()
+        if not records:
+            raise NotVerified("an empty batch proves nothing")
+        reader = self._store.fresh_reader()
+        try:
+            self._check_bucket(reader)
+            segments = {r.manifested_in for r in records if r.manifested_in is not None}
+            for segment in sorted(segments):
+                check_segment(reader, segment)
+            canary = random.SystemRandom().choice(list(records))
+            evidence = self._read_canary(reader, canary)
+        except BaseException:
+            reader.close()
+            raise
+        return ProofBatch(self, reader, segments=segments, canary={canary.pack_id: evidence})
+
+    def _refuse_if_stopped(self) -> None:
+        if self.distrust is not None:
+            raise NotVerified(
+                f"reclaiming is stopped: {self.distrust}",
+                hint="look at the endpoint, then run `durastore probe --local ROOT`",
+            )
+
+    def _check_bucket(self, reader: ObjectReader) -> None:
+        marker = fetch_marker(reader, self._bucket.prefix)
+        if marker is None or marker.store_id != self._bucket.store_id:
+            raise NotVerified(
+                "the bucket's marker is gone or is another store's: every proof is void",
+                hint="check that the bucket was not re-created; local files are kept",
+            )
+
+    def _read_canary(self, reader: ObjectReader, record: PackRecord) -> Evidence:
+        try:
+            return read_back(reader, record, clock=self._clock)
+        except (IntegrityError, ObjectAbsent) as exc:
+            self._observer.emit("verify.canary_failed", pack=record.name)
+            self.stop_reclaiming(exc.message)
+            raise NotVerified(f"canary {record.name}: {exc.message}") from exc
+
+    def _prove(self, reader: ObjectReader, record: PackRecord, *, fd: int, evidence: Evidence | None) -> Receipt:
+        self._refuse_if_stopped()  # another look may have found a wrong copy since the batch was opened
+        digest, _ = guard_recorded(record)
+        identity = _unchanged(record, fd, digest_hex=digest.hex)
+        proof = guard_evidence(record, evidence or record.evidence, policy=self._policy)
+        # by the pack's own evidence: the canary's was taken a moment ago and would never be settled after a reboot
+        guard_settled(record, record.evidence or proof, now=self._clock.stamp(), policy=self._policy)
+        guard_freshness(record, proof, now=self._clock.stamp(), policy=self._policy)
+        # the look comes after settle_s and on the batch's own new connection (DESIGN 7)
+        stat = reader.head(proof.key)
+        guard_head(record, stat, evidence=proof)
+        guard_server_clock(record, stat, evidence=proof, now=self._clock.stamp())
+        return mint(
+            pack_id=record.pack_id,
+            identity=identity,
+            evidence=proof,
+            clock=self._clock,
+            ttl_s=self._policy.receipt_ttl_s,
+        )
+
+
+def _unchanged(record: PackRecord, fd: int, *, digest_hex: str) -> FileIdentity:
+    """The open file is the one that was sealed; where its numbers differ (touch, reboot, copy), its bytes decide."""
+    identity = identify(fd)
+    if identity == record.identity:
+        return identity
+    digest = digest_of(fd)
+    if digest.hex != digest_hex or identity.size_bytes != record.size_bytes:
+        raise NotVerified(f"pack {record.name}: the local file is not what was sealed", is_local_damaged=True)
+    if identify(fd) != identity:
+        raise NotVerified(f"pack {record.name}: the local file changes while it is read")
+    return identity
+
+
+class ProofBatch:
+    """One reclaim batch: holds the connection on which everything was looked at. Close it, or use `with`."""
+
+    def __init__(
+        self, verifier: Verifier, reader: ObjectReader, *, segments: set[ObjectKey], canary: dict[int, Evidence]
+    ) -> None:
+        self._verifier = verifier
+        self._reader = reader
+        self._segments = segments
+        self._canary = canary
+
+    def prove(self, record: PackRecord, fd: int) -> Receipt:
+        """A receipt for the open file `fd` of this pack, after every guard of DESIGN 7 looked and agreed.
+
+        `NotVerified` with the reason, `ObjectAbsent`, or a network error otherwise; the file stays in every such case.
+        """
+        if record.manifested_in is not None and record.manifested_in not in self._segments:
+            check_segment(self._reader, record.manifested_in)  # manifested anew since the batch was planned
+            self._segments.add(record.manifested_in)
+        return self._verifier._prove(self._reader, record, fd=fd, evidence=self._canary.get(record.pack_id))
+
+    def read_back(self, record: PackRecord) -> Evidence:
+        """Every byte of this pack's object, read now. Raises as `remote.read_back`."""
+        return read_back(self._reader, record, clock=self._verifier._clock)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def __enter__(self) -> ProofBatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,206 @@
+"""ATTESTED: every answer that differs is refused, every answer that lacks something is not believed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from durastore.clock import ManualClock
+from durastore.errors import IntegrityError, NotVerified, ObjectAbsent, RequestRefused
+from durastore.model import EvidenceLevel
+from durastore.objectstore.crc import crc64nvme_b64
+from durastore.objectstore.memory import MemoryStore
+from durastore.objectstore.port import ObjectReader, ObjectStat
+from durastore.objectstore.probe.result import ChecksumKind
+from durastore.observe.events import Silent
+from durastore.spool.records import PackRecord
+from durastore.testing.faulty import Fault, FaultyStore
+from durastore.verify.attest import attest
+from durastore.verify.verifier import BucketIdentity, Verifier
+from tests.unit.verify_lab import DATA, KEY, policy, probe_result, record
+
+CLOCK = ManualClock()
+GUARDED = policy(probe=probe_result(ChecksumKind.CRC64NVME))
+
+
+class Told:
+    """A reader whose HEAD answers what the test says."""
+
+    def __init__(self, inner: ObjectReader, **changes: Any) -> None:
+        self.inner = inner
+        self.changes = changes
+
+    def head(self, key: Any) -> ObjectStat:
+        return replace(self.inner.head(key), **self.changes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@pytest.fixture
+def store() -> FaultyStore:
+    made = FaultyStore(MemoryStore())
+    made.put(KEY, DATA, crc64nvme=crc64nvme_b64(DATA), metadata={})
+    return made
+
+
+@pytest.fixture
+def fd(tmp_path: Path) -> Iterator[int]:
+    (tmp_path / "pack").write_bytes(DATA)
+    opened = os.open(tmp_path / "pack", os.O_RDONLY)
+    yield opened
+    os.close(opened)
+
+
+@pytest.fixture
+def pack(store: FaultyStore) -> PackRecord:
+    return record(CLOCK, etag=store.head(KEY).etag, crc64nvme=crc64nvme_b64(DATA))
+
+
+def test_a_guarded_checksum_and_a_spot_attest(store: FaultyStore, pack: PackRecord, fd: int) -> None:
+    found = attest(store, pack, fd=fd, policy=GUARDED, clock=CLOCK)
+    assert (found.level, found.probe, found.key) == (EvidenceLevel.ATTESTED, GUARDED.probe_id, KEY)
+    assert (found.digest, found.size_bytes) == (None, len(DATA))
+    assert (store.count("head"), store.count("fetch"), store.count("fetch_chunks")) == (2, 1, 0)  # one HEAD is ours
+
+
+@pytest.mark.parametrize("probe", [None, probe_result(), probe_result(None, ChecksumKind.CRC64NVME)])
+def test_without_a_guarded_path_nothing_is_attested(store: FaultyStore, pack: PackRecord, fd: int, probe: Any) -> None:
+    with pytest.raises(NotVerified):
+        attest(store, pack, fd=fd, policy=policy(probe=probe), clock=CLOCK)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"crc64nvme": None},
+        {"crc64nvme": ""},
+        {"etag": ""},
+        {"etag": '"another"'},
+        {"size_bytes": None},
+        {"version_id": "v2"},
+        {"is_readable": False},
+    ],
+)
+def test_an_answer_that_lacks_something_is_not_believed(
+    store: FaultyStore, pack: PackRecord, fd: int, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(NotVerified):
+        attest(Told(store, **changes), pack, fd=fd, policy=GUARDED, clock=CLOCK)
+
+
+@pytest.mark.parametrize("changes", [{"crc64nvme": "AAAAAAAAAAA="}, {"size_bytes": 1}, {"size_bytes": 0}])
+def test_an_answer_that_differs_is_damage(
+    store: FaultyStore, pack: PackRecord, fd: int, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(IntegrityError):
+        attest(Told(store, **changes), pack, fd=fd, policy=GUARDED, clock=CLOCK)
+
+
+def test_data_that_are_gone_or_wrong_behind_a_good_head_are_found(
+    store: FaultyStore, pack: PackRecord, fd: int
+) -> None:  # cases B61, B79: a pack smaller than the spot is compared whole
+    store.damage(KEY, Fault.FLIP_BYTE)
+    with pytest.raises(IntegrityError):
+        attest(store, pack, fd=fd, policy=GUARDED, clock=CLOCK)
+    store.lose(KEY)
+    with pytest.raises(ObjectAbsent):
+        attest(store, pack, fd=fd, policy=GUARDED, clock=CLOCK)
+
+
+def test_an_object_replaced_between_head_and_spot_is_noticed(store: FaultyStore, pack: PackRecord, fd: int) -> None:
+    class Replaced(Told):
+        def head(self, key: Any) -> ObjectStat:
+            found = self.inner.head(key)
+            store.inner.put(KEY, b"other", crc64nvme=None, metadata={})
+            return found
+
+    with pytest.raises((IntegrityError, RequestRefused)):
+        attest(Replaced(store), pack, fd=fd, policy=GUARDED, clock=CLOCK)
+
+
+def test_a_spot_of_equal_bytes_under_another_etag_is_not_taken(store: FaultyStore, pack: PackRecord, fd: int) -> None:
+    # what HEAD told of one write says nothing about the bytes of another
+    etag = '"of the write that HEAD still sees"'
+    with pytest.raises(RequestRefused):
+        attest(Told(store, etag=etag), replace(pack, etag=etag), fd=fd, policy=GUARDED, clock=CLOCK)
+
+
+def test_md5_etags_attest_where_the_probe_saw_them(store: FaultyStore, pack: PackRecord, fd: int) -> None:
+    by_md5 = policy(probe=probe_result(ChecksumKind.ETAG_MD5))
+    etag = f'"{hashlib.md5(DATA, usedforsecurity=False).hexdigest()}"'
+    right = replace(pack, etag=etag)
+
+    class Loose(Told):
+        def fetch(self, key: Any, **facts: Any) -> bytes:
+            return self.inner.fetch(key, offset=facts["offset"], length=facts["length"])
+
+    assert attest(Loose(store, etag=etag), right, fd=fd, policy=by_md5, clock=CLOCK).level is EvidenceLevel.ATTESTED
+    wrong = '"00000000000000000000000000000000"'
+    with pytest.raises(IntegrityError):
+        attest(Loose(store, etag=wrong), replace(pack, etag=wrong), fd=fd, policy=by_md5, clock=CLOCK)
+
+
+def test_md5_of_part_md5s_attests_multipart_writes(store: FaultyStore, pack: PackRecord, fd: int) -> None:
+    by_md5 = policy(probe=probe_result(None, ChecksumKind.ETAG_MD5), multipart_above=100, part_bytes=400)
+    parts = [DATA[at : at + 400] for at in range(0, len(DATA), 400)]
+    joined = b"".join(hashlib.md5(part, usedforsecurity=False).digest() for part in parts)
+    etag = f'"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(parts)}"'
+
+    class Loose(Told):
+        def fetch(self, key: Any, **facts: Any) -> bytes:
+            return self.inner.fetch(key, offset=facts["offset"], length=facts["length"])
+
+    found = attest(Loose(store, etag=etag), replace(pack, etag=etag), fd=fd, policy=by_md5, clock=CLOCK)
+    assert found.level is EvidenceLevel.ATTESTED
+    other = f'"{"0" * 32}-{len(parts)}"'  # cut otherwise, perhaps: not damage, and not proof
+    with pytest.raises(NotVerified):
+        attest(Loose(store, etag=other), replace(pack, etag=other), fd=fd, policy=by_md5, clock=CLOCK)
+
+
+def verifier(store: FaultyStore, **changes: Any) -> Verifier:
+    bucket = BucketIdentity(prefix="p", store_id="0" * 32)
+    return Verifier(store, bucket=bucket, policy=policy(**changes), clock=CLOCK, observer=Silent())
+
+
+def test_the_verifier_attests_reads_back_and_audits(store: FaultyStore, pack: PackRecord, tmp_path: Path) -> None:
+    (tmp_path / "p").write_bytes(DATA)
+    probe = probe_result(ChecksumKind.CRC64NVME)
+
+    def open_local() -> int:
+        return os.open(tmp_path / "p", os.O_RDONLY)
+
+    attesting = verifier(store, probe=probe)
+    assert attesting.verify_remote_copy(pack, open_local=open_local).level is EvidenceLevel.ATTESTED
+    assert attesting.verify_remote_copy(pack).level is EvidenceLevel.READ_BACK  # no local side to compare a spot with
+    assert verifier(store).verify_remote_copy(pack, open_local=open_local).level is EvidenceLevel.READ_BACK
+    audited = verifier(store, probe=probe, audit_share=1.0)
+    assert audited.verify_remote_copy(pack, open_local=open_local).level is EvidenceLevel.READ_BACK
+    other = replace(pack, etag='"older"')  # HEAD shows another write: read, not believed
+    assert attesting.verify_remote_copy(other, open_local=open_local).level is EvidenceLevel.READ_BACK
+
+
+def test_one_mismatch_stops_all_reclaiming_and_is_told_once(store: FaultyStore, pack: PackRecord) -> None:
+    stopped = verifier(store)
+    told: list[str] = []
+    stopped.on_distrust(told.append)
+    store.damage(KEY, Fault.ZERO_BLOCK if len(DATA) > 8192 else Fault.FLIP_BYTE)
+    for _ in range(2):
+        with pytest.raises(IntegrityError):
+            stopped.verify_remote_copy(pack)
+    assert len(told) == 1
+    assert stopped.distrust is not None
+    with pytest.raises(NotVerified, match="stopped"):
+        stopped.open_batch([pack])
+
+
+def test_a_lifecycle_rule_that_expires_the_prefix_blocks_reclaim(store: FaultyStore, pack: PackRecord) -> None:
+    blocked = verifier(store, probe=probe_result(ChecksumKind.CRC64NVME, expiring_rule="rule-1"))
+    with pytest.raises(NotVerified, match="rule-1"):
+        blocked.open_batch([pack])

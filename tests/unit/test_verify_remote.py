@@ -1,0 +1,129 @@
+"""Reading back: every byte, of one and the same object, or no evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from durastore.clock import ManualClock
+from durastore.errors import IntegrityError, NotVerified, ObjectAbsent
+from durastore.model import Digest, EvidenceLevel, ObjectKey
+from durastore.objectstore.memory import MemoryStore
+from durastore.objectstore.port import ObjectStat
+from durastore.testing.faulty import Fault, FaultRule, FaultyStore
+from durastore.verify.remote import check_segment, read_back
+from tests.unit.verify_lab import DATA, DIGEST, KEY, record
+
+CLOCK = ManualClock()
+PACK = record(CLOCK)
+
+
+@pytest.fixture
+def store() -> FaultyStore:
+    made = FaultyStore(MemoryStore(clock=CLOCK))
+    made.put(KEY, DATA, crc64nvme=None, metadata={})
+    return made
+
+
+def test_what_was_read_is_the_evidence(store: FaultyStore) -> None:
+    found = read_back(store, PACK, clock=CLOCK)
+    stat = store.head(KEY)
+    assert (found.level, found.key, found.size_bytes, found.digest) == (
+        EvidenceLevel.READ_BACK,
+        KEY,
+        len(DATA),
+        DIGEST,
+    )
+    assert (found.etag, found.version_id, found.probe) == (stat.etag, None, None)
+    assert (found.taken, found.server_time_s) == (CLOCK.stamp().render(), stat.server_time_s)
+
+
+@pytest.mark.parametrize("missing", ["key", "digest", "size_bytes"])
+def test_what_was_never_sealed_has_no_copy(store: FaultyStore, missing: str) -> None:
+    facts: dict[str, Any] = {missing: None}
+    with pytest.raises(NotVerified, match="never sealed"):
+        read_back(store, replace(PACK, **facts), clock=CLOCK)
+    assert store.count("head") == 0
+
+
+@pytest.mark.parametrize("fault", [Fault.WRONG_BYTE, Fault.SHORT_READ])
+def test_other_bytes_are_a_mismatch_that_names_the_object(store: FaultyStore, fault: Fault) -> None:
+    store.add(FaultRule(op="fetch_chunks", fault=fault))
+    with pytest.raises(IntegrityError, match=r"holds \d+ bytes") as caught:
+        read_back(store, PACK, clock=CLOCK)
+    assert caught.value.facts["key"] == KEY.text
+
+
+@pytest.mark.parametrize("facts", [{"size_bytes": len(DATA) - 1}, {"size_bytes": len(DATA) + 1}, {"digest": DIGEST}])
+def test_size_and_digest_both_decide(store: FaultyStore, facts: dict[str, Any]) -> None:
+    if "digest" in facts:
+        facts = {"digest": Digest("0" * 32)}
+    with pytest.raises(IntegrityError):
+        read_back(store, replace(PACK, **facts), clock=CLOCK)
+
+
+def test_an_absent_object_is_said_to_be_absent(store: FaultyStore) -> None:
+    store.lose(KEY)
+    with pytest.raises(ObjectAbsent):
+        read_back(store, PACK, clock=CLOCK)
+
+
+class Reader:
+    """Answers what a test says; the versions asked for are noted."""
+
+    def __init__(self, inner: FaultyStore, *, heads: list[dict[str, Any]], chunks: Iterator[bytes]) -> None:
+        self._inner, self._heads, self._chunks = inner, heads, chunks
+        self.versions: list[str | None] = []
+
+    def head(self, key: ObjectKey) -> ObjectStat:
+        return replace(self._inner.head(key), **self._heads.pop(0))
+
+    def fetch_chunks(self, key: ObjectKey, *, chunk_bytes: int = 8, version_id: str | None = None) -> Iterator[bytes]:
+        self.versions.append(version_id)
+        yield from self._chunks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("change", [{"etag": '"again"'}, {"version_id": "v2"}])
+def test_an_object_replaced_while_it_is_read_is_no_evidence(store: FaultyStore, change: dict[str, Any]) -> None:
+    reader: Any = Reader(store, heads=[{}, change], chunks=iter([DATA]))
+    with pytest.raises(NotVerified, match="replaced"):
+        read_back(reader, PACK, clock=CLOCK)
+
+
+def test_the_version_that_head_tells_is_the_one_that_is_read(store: FaultyStore) -> None:
+    reader: Any = Reader(store, heads=[{"version_id": "v7"}] * 2, chunks=iter([DATA[:100], DATA[100:]]))
+    assert read_back(reader, PACK, clock=CLOCK).version_id == "v7"
+    assert reader.versions == ["v7"]
+
+
+def test_an_endless_body_is_not_read_to_its_end(store: FaultyStore) -> None:
+    asked: list[int] = []
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            asked.append(1)
+            yield bytes(400)
+
+    reader: Any = Reader(store, heads=[{}], chunks=endless())
+    with pytest.raises(IntegrityError):
+        read_back(reader, PACK, clock=CLOCK)
+    assert len(asked) == len(DATA) // 400 + 1
+
+
+def test_a_segment_has_to_be_there_with_the_bytes_of_its_name(store: FaultyStore) -> None:
+    data = b"rows"
+    key = ObjectKey(f"p/manifest/00112233445566aa/000000000001-{Digest.of(data).short}.parquet")
+    with pytest.raises(NotVerified, match="is gone") as caught:
+        check_segment(store, key)
+    assert caught.value.hint is not None
+    store.put(key, data, crc64nvme=None, metadata={})
+    check_segment(store, key)
+    store.put(key, b"rowz", crc64nvme=None, metadata={})
+    with pytest.raises(NotVerified, match="other bytes"):
+        check_segment(store, key)
