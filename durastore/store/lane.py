@@ -1,0 +1,353 @@
+"""The pipeline of one spool: each pack from SEALED to RECLAIMED, one recorded step at a time.
+
+Duty: decide what is due, hand the slow work to the uploader and the pool, record what came of it. Past OPEN a running
+store moves a pack only on this thread, or in the one segment task and the one reclaim task that it started.
+Must never drop an outcome: every started piece of work comes back through `_finished`.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from durastore.errors import DiskFailed, DurastoreError, PackFailed, StoreClosed
+from durastore.model import Evidence, PackState, SampleEntry
+from durastore.observe.events import LOGGER
+from durastore.reclaim.engine import Reclaimer, ReclaimReport
+from durastore.reclaim.plan import ReclaimPolicy, plan_reclaim
+from durastore.spool.journal import PackRecord
+from durastore.spool.pack_writer import PackWriter
+from durastore.spool.records import LostSample
+from durastore.spool.spool import Spool
+from durastore.store.backoff import Backoff
+from durastore.store.membership import Membership
+from durastore.store.segmenter import Segmenter
+from durastore.store.services import Services
+from durastore.store.troubles import Trouble, judge_upload, judge_verification
+from durastore.upload.job import UploadJob, UploadReply
+
+__all__ = ["Lane"]
+
+_TICK_S = 0.25
+_RECLAIM_EVERY_S = 1.0
+_UPLOAD_PACKS = 32  # packs handed out at once; the uploader bounds bytes and requests itself
+Outcome = tuple[str, PackRecord | None, "Future[Any]"]
+
+
+class Lane:
+    """Works one spool until told to stop. Hears from the spool's writer (`WriterListener`)."""
+
+    def __init__(self, number: int, spool: Spool, *, services: Services, membership: Membership) -> None:
+        self.number = number
+        self.spool = spool
+        self.writer: PackWriter | None = None
+        self._services = services
+        self._membership = membership
+        self._segmenter = Segmenter(spool, services=services, membership=membership, lane=number)
+        self._reclaimer = Reclaimer(spool, services.verifier, observer=services.observer)
+        self._backoff = Backoff(services.clock)
+        self._busy: set[int] = set()
+        self._failed: dict[int, DurastoreError] = {}
+        self._finished: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._lost_groups = 0
+        self._is_segmenting = False
+        self._is_reclaiming = False
+        self._reclaim_at = 0.0
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"durastore-lane-{number}", daemon=True)
+
+    def start(self, writer: PackWriter | None) -> None:
+        """Begin; `writer` None for an idle sibling that is only drained."""
+        self.writer = writer
+        self._thread.start()
+
+    # --- asked by the store ----------------------------------------------------------------------------------------
+
+    def failure_of(self, pack_id: int) -> DurastoreError | None:
+        """Why this pack cannot get on in this session, or None."""
+        return self._failed.get(pack_id)
+
+    def failures(self) -> list[DurastoreError]:
+        return list(self._failed.values())
+
+    def unmanifested(self) -> list[PackRecord]:
+        """Packs whose samples are only local, or not yet listed in the bucket's manifest."""
+        states = (PackState.OPEN, PackState.SEALED, PackState.UPLOADED, PackState.VERIFIED, PackState.UNKNOWN)
+        return [r for r in self.spool.journal.packs(*states) if r.sample_count]
+
+    def unreclaimed(self) -> list[PackRecord]:
+        """Packs that may still be freed in this session."""
+        return [r for r in self.spool.journal.packs(PackState.MANIFESTED) if r.pack_id not in self._failed]
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread after the step it is in; True if it ended in time. Safe to repeat."""
+        self._is_stopping = True
+        self._services.board.wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # --- the loop --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        board = self._services.board
+        try:
+            while not self._is_stopping:
+                if not self._step():
+                    with board.changed:
+                        if not self._is_stopping and self._finished.empty():
+                            self._services.clock.wait(board.changed, _TICK_S)
+        except DurastoreError as exc:
+            board.fail(exc)
+        except Exception as exc:  # noqa: BLE001 - a dead pipeline must stop `put`, not pass unseen
+            LOGGER.exception("lane %d stopped", self.number)
+            error = StoreClosed(
+                f"the upload pipeline stopped: {exc!r}", hint="local files are kept; open the store again"
+            )
+            error.__cause__ = exc
+            board.fail(error)
+
+    def _step(self) -> bool:
+        """One round; True if something moved, so that the next round comes at once."""
+        moved = self._take_outcomes()
+        self._seal_when_due()
+        self._start_uploads()
+        self._start_verifications()
+        self._start_segment()
+        self._start_reclaim()
+        if moved:
+            self._services.board.note_progress()
+        return moved
+
+    def _take_outcomes(self) -> bool:
+        moved = False
+        while True:
+            try:
+                kind, record, future = self._finished.get_nowait()
+            except queue.Empty:
+                return moved
+            if record is not None:
+                self._busy.discard(record.pack_id)
+            handler: dict[str, Callable[[PackRecord | None, Future[Any]], bool]] = {
+                "upload": self._after_upload,
+                "verify": self._after_verification,
+                "segment": self._after_segment,
+                "reclaim": self._after_reclaim,
+            }
+            moved = handler[kind](record, future) or moved
+
+    def _watch(self, kind: str, record: PackRecord | None, *, future: Future[Any]) -> None:
+        def done(ended: Future[Any]) -> None:
+            self._finished.put((kind, record, ended))
+            self._services.board.wake()
+
+        if record is not None:
+            self._busy.add(record.pack_id)
+        future.add_done_callback(done)
+
+    def _seal_when_due(self) -> None:
+        if self.writer is None:
+            return
+        age_s = self.writer.open_age_s()
+        if age_s is not None and (self._services.board.is_hurried or age_s >= self._services.options.seal_age_s):
+            try:
+                self.writer.seal_open()
+            except DiskFailed as exc:
+                self._services.board.fail(exc)
+
+    def on_durable(self, pack_id: int, entries: Sequence[SampleEntry]) -> None:
+        """Called by the writer at each journal commit (`WriterListener`)."""
+        self._membership.add_pending(entries, lane=self.number, pack_id=pack_id)
+
+    def on_lost(self, lost: Sequence[LostSample]) -> None:
+        """Called by the writer, or after a salvage: these acknowledged samples cannot be read any more."""
+        self._membership.forget_lost(sample.sample_id for sample in lost)
+        names = ", ".join(sample.sample_id.text for sample in lost[:10])
+        self._lost_groups += 1
+        # told under a number that no pack has: what was saved of the pack goes on under the pack's own
+        self._failed[-self._lost_groups] = PackFailed(
+            f"pack {lost[0].pack_name} was damaged on disk; {len(lost)} samples are LOST: {names}",
+            hint="look at the disk; the next run makes these samples again",
+        )
+        LOGGER.error("%s", self._failed[-self._lost_groups].message)
+
+    def _due(self, *states: PackState) -> list[PackRecord]:
+        return [
+            record
+            for record in self.spool.journal.packs(*states)
+            if record.pack_id not in self._busy
+            and record.pack_id not in self._failed
+            and self._backoff.is_due(record.pack_id)
+        ]
+
+    # --- upload ----------------------------------------------------------------------------------------------------
+
+    def _start_uploads(self) -> None:
+        room = _UPLOAD_PACKS - len(self._busy)
+        for record in self._due(PackState.SEALED, PackState.UNKNOWN)[: max(room, 0)]:
+            self._watch("upload", record, future=self._services.uploader.submit(self._job(record)))
+
+    def _job(self, record: PackRecord) -> UploadJob:
+        if record.key is None or record.digest is None or record.size_bytes is None or record.crc64nvme is None:
+            raise DiskFailed(f"journal: sealed pack {record.name} has no digest")
+        journal, pack_id = self.spool.journal, record.pack_id
+        return UploadJob(
+            open_source=lambda: self.spool.packs_folder.open_read(record.name),
+            key=record.key,
+            size_bytes=record.size_bytes,
+            digest=record.digest,
+            crc64nvme=record.crc64nvme,
+            write_id=journal.write_id(pack_id),
+            session=journal.session(pack_id),
+            on_session=lambda session: journal.record_session(pack_id, session),
+            on_part=lambda part: journal.record_part(pack_id, part),
+            is_overwriting=self._backoff.is_rewriting(pack_id),
+        )
+
+    def _after_upload(self, record: PackRecord | None, future: Future[UploadReply]) -> bool:
+        assert record is not None
+        if future.cancelled():
+            return False
+        error = future.exception()
+        if error is not None:
+            self._settle_trouble(record, judge_upload(error), error=error)
+            return False
+        reply = future.result()
+        self.spool.journal.record_uploaded(record.pack_id, reply=reply, at=self._services.clock.stamp())
+        self._backoff.clear(record.pack_id)
+        self._services.board.recover()
+        self._services.observer.emit("upload.done", pack=record.name, bytes=record.size_bytes or 0)
+        return True
+
+    # --- verify ----------------------------------------------------------------------------------------------------
+
+    def _start_verifications(self) -> None:
+        for record in self._due(PackState.UPLOADED):
+            look = partial(self._services.verifier.verify_remote_copy, record, open_local=self._opener(record))
+            self._watch("verify", record, future=self._services.pool.submit(look))
+
+    def _opener(self, record: PackRecord) -> Callable[[], int] | None:
+        """How to open the local side; None where it is gone and the object has to be read back in full."""
+        if not self.spool.packs_folder.has(record.name):
+            return None
+        return partial(self.spool.packs_folder.open_read, record.name)
+
+    def _after_verification(self, record: PackRecord | None, future: Future[Evidence]) -> bool:
+        assert record is not None
+        error = future.exception()
+        if error is not None:
+            self._settle_trouble(record, judge_verification(error), error=error)
+            return False
+        self.spool.journal.record_verified(record.pack_id, future.result())
+        self._backoff.clear(record.pack_id)
+        return True
+
+    def _settle_trouble(self, record: PackRecord, trouble: Trouble, *, error: BaseException) -> None:
+        """Do what was judged right after a failure: wait, go back, put aside, or stop; the bytes stay in each case."""
+        services = self._services
+        if trouble.moves_back_to is not None and record.state is not trouble.moves_back_to:
+            self.spool.journal.move_back(record.pack_id, trouble.moves_back_to, reason=str(error))
+        if trouble.is_local_suspect:
+            self._check_local(record, error)
+        elif trouble.is_final:
+            self._failed[record.pack_id] = trouble.failure(record, error)
+        else:
+            self._backoff.postpone(record.pack_id, is_rewriting=trouble.needs_rewrite)
+            if self._backoff.attempts(record.pack_id) >= trouble.max_attempts:
+                self._failed[record.pack_id] = trouble.failure(record, error)
+        if trouble.stops_puts and isinstance(error, DurastoreError):
+            services.board.fail(error)
+        services.observer.emit("pack.trouble", pack=record.name, error=type(error).__name__)
+        self._backoff.tell(f"pack {record.name}: {error}; {self._waiting_text()}")
+        services.board.wake()
+
+    def _check_local(self, record: PackRecord, error: BaseException) -> None:
+        """The upload found other bytes than were sealed. What still matches is salvaged into a new file under the same
+        pack id, which then goes on; what does not is named.
+        """
+        if self.spool.is_intact(record):
+            self._backoff.postpone(record.pack_id)
+            return
+        report = self.spool.salvage(record.pack_id, reason=str(error))
+        if report.lost:
+            self.on_lost(report.lost)
+
+    def _waiting_text(self) -> str:
+        waiting = self.unmanifested()
+        size_mb = sum(r.size_bytes or 0 for r in waiting) / 1e6
+        return f"{len(waiting)} packs ({size_mb:.1f} MB) wait in {self.spool.path}"
+
+    # --- manifest --------------------------------------------------------------------------------------------------
+
+    def _start_segment(self) -> None:
+        if self._is_segmenting or not self._backoff.is_due(-1):
+            return
+        verified = self.spool.journal.packs(PackState.VERIFIED)
+        more_to_come = bool(self._busy) or bool(self.spool.journal.packs(PackState.SEALED, PackState.UPLOADED))
+        if self._segmenter.is_due(verified, is_hurried=self._services.board.is_hurried, more_to_come=more_to_come):
+            self._is_segmenting = True
+            self._watch("segment", None, future=self._services.pool.submit(self._segmenter.publish, verified))
+
+    def _after_segment(self, _: PackRecord | None, future: Future[None]) -> bool:
+        self._is_segmenting = False
+        error = future.exception()
+        if error is not None:
+            if not isinstance(error, DurastoreError) or isinstance(error, DiskFailed):
+                raise error
+            self._backoff.postpone(-1)
+            self._backoff.tell(f"manifest segment: {error}")
+            return False
+        self._backoff.clear(-1)
+        return True
+
+    # --- reclaim ---------------------------------------------------------------------------------------------------
+
+    def _start_reclaim(self) -> None:
+        services = self._services
+        now = services.clock.monotonic()
+        if self._is_reclaiming or now < self._reclaim_at or services.verifier.distrust is not None:
+            return
+        self._reclaim_at = now + _RECLAIM_EVERY_S
+        options = services.options
+        mode = "eager" if services.board.is_draining and options.reclaim != "never" else options.reclaim
+        policy = ReclaimPolicy(
+            mode=mode,
+            low_bytes=options.low_watermark_bytes,
+            settle_s=options.settle_s,
+            evidence_ttl_s=options.evidence_ttl_s,
+            batch_packs=options.reclaim_batch_packs,
+            batch_bytes=options.reclaim_batch_bytes,
+        )
+        records = [r for r in self.spool.journal.packs(PackState.MANIFESTED) if r.pack_id not in self._failed]
+        plan = plan_reclaim(records, policy=policy, used_bytes=self.spool.used_bytes(), now=services.clock.stamp())
+        for record in plan.stale:
+            self.spool.journal.move_back(record.pack_id, PackState.UPLOADED, reason="evidence expired")
+        if plan.packs:
+            self._is_reclaiming = True
+            self._watch("reclaim", None, future=services.pool.submit(self._reclaimer.execute, plan))
+
+    def _after_reclaim(self, _: PackRecord | None, future: Future[ReclaimReport]) -> bool:
+        self._is_reclaiming = False
+        error = future.exception()
+        if error is None:
+            report = future.result()
+            if report.lost:
+                self.on_lost(report.lost)
+            for pack_id, reason in report.unexplained.items():
+                self._failed[pack_id] = PackFailed(
+                    f"pack {pack_id} has no local file, and the bucket does not give it back: {reason}",
+                    hint="open the store again: it looks twice, and names what is lost",
+                )
+            if not report.packs:
+                self._reclaim_at = self._services.clock.monotonic() + 30 * _RECLAIM_EVERY_S
+            return bool(report.packs)
+        if not isinstance(error, DurastoreError) or isinstance(error, DiskFailed):
+            raise error
+        LOGGER.warning("nothing was reclaimed: %s", error)
+        self._services.observer.emit("reclaim.refused", error=type(error).__name__)
+        self._reclaim_at = self._services.clock.monotonic() + 30 * _RECLAIM_EVERY_S
+        return False

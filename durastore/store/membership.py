@@ -1,0 +1,204 @@
+"""Which samples this run already holds, on disk or in the bucket, and what a new `put` of one means.
+
+Duty: answer `in`, and settle each id once while puts race: new, the same again, superseding, or refused. Rests on the
+journal and the manifest's resolved view (INV-8), never on a file's existence.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from durastore.errors import SampleExists
+from durastore.manifest.index import IdIndex
+from durastore.model import Digest, ManifestRow, SampleEntry, SampleId, Tombstone
+
+__all__ = ["Decision", "Membership", "Pending"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A sample that is durable locally and not yet in a manifest segment."""
+
+    header_digest: Digest
+    input_digest: Digest | None
+    lane: int
+    pack_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a put of one id comes to."""
+
+    is_new: bool
+    pending: Pending | None = None
+    """Where the same content already is, if it is not manifested yet."""
+    manifested: ManifestRow | None = None
+    """The row that already holds the same content."""
+    is_after_flush: bool = False
+    """The id is pending with another input: its row has no key yet, so it must be manifested before that."""
+    supersedes: tuple[Tombstone, ...] = field(default=())
+    """Rows of this id with another input, to be taken out of the view together with the new row."""
+
+
+class Membership:
+    """Thread-safe. `rows_of` finds the live manifest rows of an id, `is_held` asks whether the bucket still has a row's
+    object (both rarely called; they go to the network).
+    """
+
+    def __init__(
+        self,
+        index: IdIndex,
+        *,
+        run: Digest,
+        rows_of: Callable[[SampleId], list[ManifestRow]],
+        is_held: Callable[[ManifestRow], bool],
+    ) -> None:
+        self._index = index
+        self._run = run
+        self._rows_of = rows_of
+        self._is_held = is_held
+        self._changed = threading.Condition()
+        self._pending: dict[str, Pending] = {}
+        self._reserved: set[str] = set()
+        self._superseding: dict[str, SampleEntry] = {}
+        """The last put of ids that the index, which only grows, also holds with an input that counts no more."""
+        self._settled: set[tuple[int, int]] = set()
+        self._lost: set[str] = set()
+        """Ids found lost in this session and not put again since."""
+
+    def __len__(self) -> int:
+        """Samples known: manifested rows of the run plus pending ones."""
+        with self._changed:
+            return len(self._index) + len(self._pending)
+
+    def contains(self, sample_id: SampleId, input_digest: Digest | None) -> bool:
+        """True if this run holds the id; with an input digest, only if it holds it for exactly that input.
+
+        The last put counts: a row that it supersedes may still be in the manifest, but is done for no input (INV-8).
+        """
+        with self._changed:
+            pending = self._pending.get(sample_id.text)
+            if pending is not None:
+                return input_digest is None or pending.input_digest == input_digest
+            if sample_id.text in self._lost:
+                return False
+            if input_digest is not None and sample_id.text in self._superseding:
+                return self._superseding[sample_id.text].input_digest == input_digest
+        return self._index.contains(sample_id, input_digest)
+
+    def current(self, sample_id: SampleId) -> Digest | None:
+        """Header digest of the content that counts, where other contents of this id may still be about; else None."""
+        with self._changed:
+            pending = self._pending.get(sample_id.text)
+            if pending is not None:
+                return pending.header_digest
+            entry = self._superseding.get(sample_id.text)
+            return entry.header_digest if entry is not None else None
+
+    def pending(self, sample_id: SampleId) -> Pending | None:
+        with self._changed:
+            return self._pending.get(sample_id.text)
+
+    def pending_ids(self) -> list[str]:
+        """Ids that are only local so far, sorted."""
+        with self._changed:
+            return sorted(self._pending)
+
+    def add_pending(self, entries: Iterable[SampleEntry], *, lane: int, pack_id: int) -> None:
+        """Samples that are durable in a spool."""
+        with self._changed:
+            is_settled = (lane, pack_id) in self._settled  # a fast lane may have manifested the pack already
+            for entry in entries:
+                self._lost.discard(entry.sample_id.text)
+                if is_settled:
+                    continue
+                self._pending[entry.sample_id.text] = Pending(
+                    header_digest=entry.header_digest, input_digest=entry.input_digest, lane=lane, pack_id=pack_id
+                )
+
+    def settle(self, entries: Iterable[SampleEntry], *, lane: int, pack_id: int) -> None:
+        """Their rows are in a segment that was read back."""
+        with self._changed:
+            self._settled.add((lane, pack_id))
+        for entry in entries:
+            with self._changed:
+                known = self._pending.get(entry.sample_id.text)
+                is_last_put = known is not None and (known.lane, known.pack_id) == (lane, pack_id)
+                if is_last_put:
+                    del self._pending[entry.sample_id.text]
+                if entry.run == self._run:
+                    before = self._index.find(entry.sample_id)
+                    self._index.add(entry.sample_id, entry.input_digest)
+                    if is_last_put and before is not None:
+                        self._superseding[entry.sample_id.text] = entry
+
+    def forget_lost(self, sample_ids: Iterable[SampleId]) -> None:
+        """They were found lost: not held any more, whatever the index says, until they are put again."""
+        with self._changed:
+            for sample_id in sample_ids:
+                self._pending.pop(sample_id.text, None)
+                self._lost.add(sample_id.text)
+
+    def is_lost(self, sample_id: SampleId) -> bool:
+        """Found lost in this session, and not put again since."""
+        with self._changed:
+            return sample_id.text in self._lost
+
+    def reserve(self, sample_id: SampleId, *, header_digest: Digest, input_digest: Digest | None) -> Decision:
+        """Settle what a put of this id means; a new one stays reserved for the caller until `release`.
+
+        Waits while another thread puts the same id, so callers reserve several ids in sorted order.
+        `SampleExists` if the run holds other content for the same input.
+        """
+        with self._changed:
+            while sample_id.text in self._reserved:
+                self._changed.wait()
+            pending = self._pending.get(sample_id.text)
+            if pending is not None and pending.header_digest == header_digest:
+                return Decision(is_new=False, pending=pending)
+            if pending is not None and pending.input_digest == input_digest:
+                raise _exists(sample_id)
+            if pending is not None:
+                return Decision(is_new=False, is_after_flush=True)
+            self._reserved.add(sample_id.text)
+        try:
+            decision = self._against_manifest(sample_id, header_digest, input_digest=input_digest)
+        except BaseException:
+            self.release([sample_id])
+            raise
+        if not decision.is_new:
+            self.release([sample_id])
+        return decision
+
+    def _against_manifest(self, sample_id: SampleId, header_digest: Digest, *, input_digest: Digest | None) -> Decision:
+        if self._index.find(sample_id) is None:
+            return Decision(is_new=True)
+        superseded = []
+        for row in self._rows_of(sample_id):
+            if row.entry.run != self._run:
+                continue
+            if row.entry.header_digest == header_digest:
+                # a manifest is no proof of its objects: the caller is about to let go of the only other copy (case B69)
+                if self._is_held(row):
+                    return Decision(is_new=False, manifested=row)
+            elif row.entry.input_digest == input_digest:
+                raise _exists(sample_id)
+            superseded.append(Tombstone(sample_id=sample_id, key=row.object.key, offset=row.entry.offset))
+        return Decision(is_new=True, supersedes=tuple(superseded))
+
+    def release(self, sample_ids: Iterable[SampleId]) -> None:
+        """End reservations, whatever came of them."""
+        with self._changed:
+            for sample_id in sample_ids:
+                self._reserved.discard(sample_id.text)
+            self._changed.notify_all()
+
+
+def _exists(sample_id: SampleId) -> SampleExists:
+    return SampleExists(
+        f"sample {sample_id} already holds other content for the same input",
+        hint="use another id, or give each input its own input_digest",
+        sample_id=sample_id.text,
+    )

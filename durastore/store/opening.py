@@ -1,0 +1,254 @@
+"""Opening a store: every check comes before the first byte is written, and every doubt moves packs back.
+
+Order: options -> bucket -> failure domain -> spool root and lock -> marker and run -> recovery -> rolled-back journal
+-> manifest -> pipeline. An error at any point releases what was taken and leaves all files as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from durastore.clock import SYSTEM_CLOCK, Clock
+from durastore.config import StoreOptions, resolve_options
+from durastore.errors import SameFailureDomain
+from durastore.fsio.space import filesystem_of
+from durastore.manifest.marker_store import ensure_marker
+from durastore.model import Run
+from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
+from durastore.objectstore.port import ObjectStore
+from durastore.objectstore.retrying import RetryingStore, RetryPolicy
+from durastore.observe.events import LOGGER, Counting, Observer, Tee
+from durastore.spool.pack_writer import PackLimits, PackWriter
+from durastore.spool.root import SpoolRoot
+from durastore.spool.spool import Spool, claim_idle_siblings
+from durastore.spool.watermarks import Watermarks
+from durastore.store.board import Board
+from durastore.store.catalog import Catalog
+from durastore.store.intake import Intake
+from durastore.store.lane import Lane
+from durastore.store.membership import Membership
+from durastore.store.probing import Probing
+from durastore.store.room import Room
+from durastore.store.services import Services
+from durastore.store.settling import Settling
+from durastore.store.store import Store, StoreParts
+from durastore.upload.engine import Uploader
+from durastore.upload.job import UploadLimits
+from durastore.upload.port import TransportFactory
+from durastore.upload.transports import choose_transport
+from durastore.verify.policy import ProofPolicy
+from durastore.verify.verifier import BucketIdentity, Verifier
+
+__all__ = ["OptionOverrides", "open_store"]
+
+_POOL_THREADS = 6
+_LIMITS = UploadLimits()
+_PATIENCE_S = 30.0  # an endpoint that does not answer for so long is reported instead of waited for at opening
+_GROUP_BYTES = 64 << 20
+
+
+class OptionOverrides(TypedDict, total=False):
+    """Keyword options of `durastore.open`: fields of `StoreOptions`, then three objects of the caller's."""
+
+    endpoint_url: str | None
+    region: str | None
+    profile: str | None
+    addressing_style: str
+    ca_bundle: str | None
+    connect_timeout_s: float
+    read_timeout_s: float
+    storage_class: str | None
+    sse: str | None
+    kms_key: str | None
+    bucket_owner: str | None
+    transport: str
+    reclaim: str
+    settle_s: float
+    high_watermark_bytes: int
+    low_watermark_bytes: int
+    reserve_bytes: int
+    stall_s: float
+    probe: str
+    audit_share: float
+    seal_age_s: float
+    pack_target_bytes: int
+    single_pack_bytes: int
+    is_any_filesystem_allowed: bool
+    evidence_ttl_s: float
+    receipt_ttl_s: float
+    clock: Clock
+    observer: Observer
+    objects: ObjectStore
+
+
+def open_store(
+    url: str, *, local: str | Path, run: Mapping[str, Any] | None = None, **overrides: Unpack[OptionOverrides]
+) -> Store:
+    """Open (or create) the store at `url` with the spool root `local`.
+
+    `url`: `s3://bucket/prefix`, a bare bucket name, `file:///dir` or a path, `memory://name`. `run`: a JSON mapping of
+    what produces the samples; None takes the run that the prefix already has. Other keywords: `OptionOverrides`;
+    `objects` is an adapter of the caller's own, used in place of the one that `url` names (it still gives the prefix).
+
+    Goes on with what an earlier process left in the spool. Raises `ConfigError`, `RunMismatch`, `BucketMissing`,
+    `CredentialsRefused`, `EndpointUnreachable`, `SameFailureDomain`, `UnsupportedFilesystem`, `ManifestIncomplete`.
+    """
+    clock = overrides.pop("clock", SYSTEM_CLOCK)
+    listener = overrides.pop("observer", None)
+    objects = overrides.pop("objects", None)
+    options = resolve_options(dict(overrides))
+    given_run = Run.of(run) if run is not None else None
+    with ExitStack() as stack:
+        opener = _Opener(stack, options=options, clock=clock, listener=listener, is_own_adapter=objects is not None)
+        place = BucketUrl.parse(url)
+        bare = objects if objects is not None else open_object_store(place, s3=opener.s3_options())
+        store = opener.build(place, Path(local), given_run=given_run, bare=bare)
+        opener.keep()
+        return store
+
+
+class _Opener:
+    """The steps of one opening; what it acquires is released if a later step fails."""
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        *,
+        options: StoreOptions,
+        clock: Clock,
+        listener: Observer | None,
+        is_own_adapter: bool,
+    ) -> None:
+        self._stack = stack
+        self._is_own_adapter = is_own_adapter
+        self._options = options
+        self._clock = clock
+        self._counters = Counting()
+        self._observer: Observer = self._counters if listener is None else Tee(self._counters, listener)
+        self._resources = ExitStack()
+        stack.push(self._resources)  # released on failure; `keep` hands it to the store instead
+        self._lanes: list[Lane] = []
+
+    def keep(self) -> None:
+        self._stack.pop_all()
+
+    def build(self, url: BucketUrl, local: Path, *, given_run: Run | None, bare: ObjectStore) -> Store:
+        self._resources.callback(bare.close)
+        objects = RetryingStore(bare, RetryPolicy(budget_s=_PATIENCE_S), clock=self._clock)
+        objects.check_bucket()
+        _refuse_same_disk(objects, local, options=self._options)
+        root = SpoolRoot.open(local, is_any_filesystem_allowed=self._options.is_any_filesystem_allowed)
+        spool = Spool.claim(root, clock=self._clock)
+        self._resources.callback(spool.close)
+        marker = ensure_marker(objects, url.prefix, run=given_run, clock=self._clock)
+        run = given_run or marker.run or Run.of({})
+        transport = choose_transport(
+            bare, self._options.transport, s3=self.s3_options(), max_requests=_LIMITS.max_requests
+        )
+        services = self._services(objects, url.prefix, run=run, store_id=marker.store_id, transport=transport)
+        spools = [spool, *self._siblings(root)]
+        settling = Settling(services, url=url.render(), store_id=marker.store_id)
+        for each in spools:
+            settling.settle(each)
+        catalog = Catalog(objects, url.prefix, clock=self._clock)  # after settling, which may bury rows
+        membership = Membership(
+            catalog.view.index(run.digest), run=run.digest, rows_of=catalog.rows_of, is_held=catalog.is_held
+        )
+        is_probed = url.kind == "s3" and not self._is_own_adapter and self._options.probe == "auto"
+        Probing(services, self._policy(), spools=spools).start(url, self.s3_options(), is_probed=is_probed)
+        for number, each in enumerate(spools):
+            self._lanes.append(self._lane(number, each, services=services, membership=membership))
+        writer = PackWriter(spool, run, limits=self._pack_limits(), clock=self._clock, listener=self._lanes[0])
+        self._resources.callback(writer.close)
+        parts = StoreParts(
+            services=services,
+            lanes=tuple(self._lanes),
+            intake=Intake(writer.append, group_bytes=_GROUP_BYTES),
+            membership=membership,
+            catalog=catalog,
+            room=self._room(spool, services.board),
+            counters=self._counters,
+            resources=self._resources,
+        )
+        for lane in self._lanes:
+            lane.start(writer if lane.number == 0 else None)
+        return Store(parts)
+
+    def s3_options(self) -> S3Options:
+        return S3Options.of(self._options)
+
+    def _services(
+        self, objects: ObjectStore, prefix: str, *, run: Run, store_id: str, transport: TransportFactory
+    ) -> Services:
+        options = self._options
+        bucket = BucketIdentity(prefix=prefix, store_id=store_id)
+        uploader = Uploader(transport, limits=_LIMITS, policy=RetryPolicy(), clock=self._clock, observer=self._observer)
+        self._resources.callback(uploader.close, 2.0)
+        pool = ThreadPoolExecutor(max_workers=_POOL_THREADS, thread_name_prefix="durastore-look")
+        self._resources.callback(pool.shutdown, wait=True, cancel_futures=True)
+        return Services(
+            objects=objects,
+            prefix=prefix,
+            run=run,
+            uploader=uploader,
+            verifier=Verifier(
+                objects, bucket=bucket, policy=self._policy(), clock=self._clock, observer=self._observer
+            ),
+            options=options,
+            pool=pool,
+            board=Board(self._clock),
+            clock=self._clock,
+            observer=self._observer,
+        )
+
+    def _policy(self) -> ProofPolicy:
+        options = self._options
+        return ProofPolicy(
+            evidence_ttl_s=options.evidence_ttl_s,
+            settle_s=options.settle_s,
+            receipt_ttl_s=options.receipt_ttl_s,
+            multipart_above=_LIMITS.multipart_above,
+            part_bytes=_LIMITS.part_bytes,
+            audit_share=options.audit_share,
+        )
+
+    def _siblings(self, root: SpoolRoot) -> list[Spool]:
+        siblings = claim_idle_siblings(root, clock=self._clock)
+        for sibling in siblings:
+            self._resources.callback(sibling.close)
+            LOGGER.info("draining the spool of an ended process: %s", sibling.path)
+        return siblings
+
+    def _lane(self, number: int, spool: Spool, *, services: Services, membership: Membership) -> Lane:
+        lane = Lane(number, spool, services=services, membership=membership)
+        for record in lane.unmanifested():
+            membership.add_pending(spool.journal.entries(record.pack_id), lane=number, pack_id=record.pack_id)
+        return lane
+
+    def _pack_limits(self) -> PackLimits:
+        return PackLimits(target_bytes=self._options.pack_target_bytes, single_bytes=self._options.single_pack_bytes)
+
+    def _room(self, spool: Spool, board: Board) -> Room:
+        options = self._options
+        marks = Watermarks(
+            high_bytes=options.high_watermark_bytes,
+            low_bytes=options.low_watermark_bytes,
+            reserve_bytes=options.reserve_bytes,
+        )
+        return Room(spool, marks, stall_s=options.stall_s, board=board, clock=self._clock)
+
+
+def _refuse_same_disk(objects: ObjectStore, local: Path, *, options: StoreOptions) -> None:
+    """Two copies on one disk die together: with such a bucket nothing may ever be reclaimed (DESIGN 4)."""
+    probe = local.absolute()
+    while not probe.exists():
+        probe = probe.parent
+    if objects.failure_domain == f"disk:{filesystem_of(probe).st_dev}" and options.reclaim != "never":
+        raise SameFailureDomain(
+            f"the bucket directory and the spool {local} lie on the same file system",
+            hint='put one of them on another disk, or use reclaim="never" (--reclaim never)',
+        )

@@ -1,0 +1,127 @@
+"""Turns verified packs into a manifest segment that was read back.
+
+Order (INV-2): evidence recorded -> segment bytes put and read back -> MANIFESTED recorded. A segment number is used
+again with the same bytes until it is through, so that a writer's sequence has no gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from durastore.clock import Stamp, age_s
+from durastore.errors import NotVerified
+from durastore.formats.segment import SegmentContent, render_segment
+from durastore.manifest.segments import publish_segment
+from durastore.model import EvidenceLevel, ManifestRow, ObjectFacts, Run, SampleEntry, Tombstone
+from durastore.spool.journal import PackRecord
+from durastore.spool.spool import Spool
+from durastore.store.membership import Membership
+from durastore.store.services import Services
+
+__all__ = ["Segmenter", "bury"]
+
+_BATCH_PACKS = 16
+_BATCH_AGE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    seq: int
+    data: bytes
+    pack_ids: tuple[int, ...]
+
+
+class Segmenter:
+    """Writes the segments of one spool's writer; one `publish` at a time."""
+
+    def __init__(self, spool: Spool, *, services: Services, membership: Membership, lane: int) -> None:
+        self._spool = spool
+        self._lane = lane
+        self._membership = membership
+        self._services = services
+        self._next_seq = _last_seq(spool) + 1
+        self._draft: _Draft | None = None
+
+    def is_due(self, verified: Sequence[PackRecord], *, is_hurried: bool, more_to_come: bool) -> bool:
+        """Write now? If packs are enough, the oldest waits long, or somebody waits and no pack is under way."""
+        if not verified:
+            return False
+        if self._draft is not None or len(verified) >= _BATCH_PACKS or (is_hurried and not more_to_come):
+            return True
+        oldest = min(
+            (Stamp.parse(r.evidence.taken) for r in verified if r.evidence), key=lambda s: s.wall_ns, default=None
+        )
+        age = age_s(oldest, self._services.clock.stamp()) if oldest is not None else None
+        return age is None or age >= _BATCH_AGE_S
+
+    def publish(self, verified: Sequence[PackRecord]) -> None:
+        """Manifest these packs, or first the batch whose outcome is still open. Network errors pass; safe to repeat."""
+        if self._draft is None:
+            self._draft = self._make_draft(verified)
+        self._send(self._draft)
+        self._draft = None
+
+    def _make_draft(self, records: Sequence[PackRecord]) -> _Draft:
+        journal = self._spool.journal
+        rows = [row for record in records for row in _rows(record, journal.entries(record.pack_id))]
+        pack_ids = tuple(record.pack_id for record in records)
+        runs = _runs(rows, self._spool, current=self._services.run)
+        content = SegmentContent(rows=tuple(rows), tombstones=tuple(journal.tombstones(pack_ids)), covers=(), runs=runs)
+        return _Draft(seq=self._next_seq, data=render_segment(content), pack_ids=pack_ids)
+
+    def _send(self, draft: _Draft) -> None:
+        services, journal = self._services, self._spool.journal
+        journal.record_segment_started(draft.seq, draft.pack_ids)  # a rolled-back journal is noticed by this number
+        key = publish_segment(
+            services.objects, draft.data, prefix=services.prefix, writer=self._spool.writer, seq=draft.seq
+        )
+        self._next_seq = draft.seq + 1
+        for pack_id in draft.pack_ids:
+            # before the record: whoever sees MANIFESTED in the journal may ask next which samples are only local
+            self._membership.settle(journal.entries(pack_id), lane=self._lane, pack_id=pack_id)
+        journal.record_manifested(draft.pack_ids, key)  # INV-2: only after the segment was read back
+        services.observer.emit("manifest.segment", key=key.text, packs=len(draft.pack_ids))
+
+
+def bury(spool: Spool, services: Services, *, stones: Sequence[Tombstone]) -> None:
+    """Take rows whose object was proven gone out of the view, so that the next run makes their samples again.
+
+    Before the lane of this spool begins. Network errors pass; safe to repeat.
+    """
+    content = SegmentContent(rows=(), tombstones=tuple(stones), covers=(), runs=())
+    seq = _last_seq(spool) + 1
+    spool.journal.record_segment_started(seq, ())
+    key = publish_segment(
+        services.objects, render_segment(content), prefix=services.prefix, writer=spool.writer, seq=seq
+    )
+    services.observer.emit("manifest.buried", key=key.text, rows=len(stones))
+
+
+def _last_seq(spool: Spool) -> int:
+    return max((w.last_segment_seq for w in spool.journal.writers() if w.writer == spool.writer), default=0)
+
+
+def _rows(record: PackRecord, entries: Sequence[SampleEntry]) -> list[ManifestRow]:
+    evidence = record.evidence
+    if evidence is None or evidence.level < EvidenceLevel.ATTESTED or evidence.key != record.key:
+        raise NotVerified(f"pack {record.name} has no evidence that a manifest row could rest on (INV-5)")
+    if record.key is None or record.size_bytes is None or record.digest is None or record.crc64nvme is None:
+        raise NotVerified(f"pack {record.name} was never sealed")
+    facts = ObjectFacts(
+        key=record.key,
+        size_bytes=record.size_bytes,
+        digest=record.digest,
+        crc64nvme=record.crc64nvme,
+        etag=evidence.etag,
+        version_id=evidence.version_id,
+        writer=record.writer,
+    )
+    return [ManifestRow(entry=entry, object=facts) for entry in entries]
+
+
+def _runs(rows: Sequence[ManifestRow], spool: Spool, *, current: Run) -> tuple[Run, ...]:
+    """The text of each run named by a row, as far as this spool knows it (packs of an earlier run may be drained)."""
+    wanted = {row.entry.run for row in rows}
+    known = {run.digest: run for run in (*spool.journal.runs().values(), current)}
+    return tuple(known[digest] for digest in sorted(wanted) if digest in known)

@@ -1,0 +1,34 @@
+"""What every lane of a store works with, bundled once by `opening`."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from durastore.clock import Clock
+from durastore.config import StoreOptions
+from durastore.model import Run
+from durastore.objectstore.port import ObjectStore
+from durastore.observe.events import Observer
+from durastore.store.board import Board
+from durastore.upload.engine import Uploader
+from durastore.verify.verifier import Verifier
+
+__all__ = ["Services"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Shared, thread-safe parts of one open store."""
+
+    objects: ObjectStore
+    prefix: str
+    run: Run
+    uploader: Uploader
+    verifier: Verifier
+    options: StoreOptions
+    pool: ThreadPoolExecutor
+    """Runs looks at the bucket and segment writes; the lane threads only decide."""
+    board: Board
+    clock: Clock
+    observer: Observer

@@ -1,0 +1,154 @@
+"""What a spool's journal still claims when it is opened, held against the files and the bucket.
+
+Duty: local recovery, then the questions only the bucket can answer: is this the bucket it was, was the journal rolled
+back, where is a pack whose file is gone. Doubt moves packs back to SEALED; nothing is unlinked here (INV-9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from durastore.errors import ConfigError, DurastoreError, IntegrityError, ObjectAbsent
+from durastore.formats.keys import pack_listing_prefix, parse_pack_key, parse_segment_key, segment_listing_prefix
+from durastore.model import Evidence, PackState, Tombstone, WriterId
+from durastore.observe.events import LOGGER
+from durastore.spool.journal import PackRecord
+from durastore.spool.spool import Spool
+from durastore.store.segmenter import bury
+from durastore.store.services import Services
+
+__all__ = ["Settling"]
+
+_PROVEN = (PackState.UPLOADED, PackState.VERIFIED, PackState.MANIFESTED, PackState.UNKNOWN)
+_SECOND_LOOK_S = 1.0
+_STORE_ID = "store_id"
+_URL = "bucket_url"
+
+
+class Settling:
+    """Brings one spool to a state from which its lane can go on. Safe to repeat."""
+
+    def __init__(self, services: Services, *, url: str, store_id: str) -> None:
+        self._services = services
+        self._url = url
+        self._store_id = store_id
+
+    def settle(self, spool: Spool) -> None:
+        """Run every check. `ConfigError` if the spool still holds packs for another bucket; network errors pass."""
+        spool.bind(self._services.prefix)
+        report = spool.recover()
+        for line in report.lines():
+            LOGGER.warning("recovery of %s: %s", spool.path, line)
+        self._check_bucket(spool)
+        self._check_rollback(spool)
+        self._retry_conflicts(spool)
+        self._find_missing(spool, report.missing_files)
+        self._bury_lost(spool)
+
+    def _check_bucket(self, spool: Spool) -> None:
+        """The spool was filled for this bucket; one re-created under the same name voids every proof (case B164)."""
+        journal = spool.journal
+        known_id, known_url = journal.get_fact(_STORE_ID), journal.get_fact(_URL)
+        if known_id is not None and known_id != self._store_id:
+            left = [r for r in journal.packs(PackState.SEALED, *_PROVEN) if r.sample_count]
+            if left and known_url != self._url:
+                raise ConfigError(
+                    f"spool {spool.path} still holds {len(left)} packs for {known_url}",
+                    hint="open that bucket with this spool first, or use another --local",
+                )
+            LOGGER.error("the bucket at %s is not the one this spool knew: every proof is void", self._url)
+            self._void(spool, "the bucket was re-created")
+        journal.set_fact(_STORE_ID, self._store_id)
+        journal.set_fact(_URL, self._url)
+
+    def _void(self, spool: Spool, reason: str) -> None:
+        for record in spool.journal.packs(*_PROVEN):
+            if spool.packs_folder.has(record.name):
+                spool.journal.move_back(record.pack_id, PackState.SEALED, reason=reason)
+
+    def _check_rollback(self, spool: Spool) -> None:
+        """A journal older than what its writers have in the bucket was restored from a copy: trust no state."""
+        for writer, pack_seq, segment_seq in spool.journal.writers():
+            if writer == spool.writer:
+                continue
+            packs, segments = self._last_in_bucket(writer)
+            if packs > pack_seq or segments > segment_seq:
+                LOGGER.error("the journal of %s is older than the bucket: every pack is proven anew", spool.path)
+                self._void(spool, "the journal was rolled back")
+                return
+
+    def _retry_conflicts(self, spool: Spool) -> None:
+        """What was set aside because other bytes lay under its key is looked at once a session: else a later session
+        would end well while acknowledged samples are only here.
+        """
+        for record in spool.journal.packs(PackState.CONFLICT):
+            if spool.packs_folder.has(record.name):
+                spool.journal.move_back(record.pack_id, PackState.SEALED, reason="a conflict is looked at again")
+
+    def _last_in_bucket(self, writer: WriterId) -> tuple[int, int]:
+        prefix = self._services.prefix
+        packs = segments = 0
+        for page in self._services.objects.list(pack_listing_prefix(prefix, writer)):
+            parts = [parse_pack_key(prefix, stat.key) for stat in page]
+            packs = max([packs, *(p.seq for p in parts if p is not None)])
+        for page in self._services.objects.list(segment_listing_prefix(prefix, writer)):
+            found = [parse_segment_key(prefix, stat.key) for stat in page]
+            segments = max([segments, *(p.seq for p in found if p is not None)])
+        return packs, segments
+
+    def _find_missing(self, spool: Spool, missing: Sequence[PackRecord]) -> None:
+        """Packs whose file is gone: settled if the bucket gives every byte back, LOST if it proves not to have them."""
+        for record in missing:
+            try:
+                evidence = self._look_twice(record)
+            except (ObjectAbsent, IntegrityError) as exc:
+                self._record_lost(spool, record, error=exc)
+                continue
+            if record.manifested_in is not None:
+                spool.journal.record_found_remote(record.pack_id, evidence)
+            else:
+                spool.journal.record_verified_without_file(record.pack_id, evidence)
+
+    def _look_twice(self, record: PackRecord) -> Evidence:
+        """LOST is said only after two looks on connections of their own: one answer can be stale or damaged."""
+        try:
+            return self._services.verifier.verify_remote_copy(record)
+        except (ObjectAbsent, IntegrityError):
+            self._services.clock.sleep(_SECOND_LOOK_S)
+            return self._services.verifier.verify_remote_copy(record)
+
+    def _record_lost(self, spool: Spool, record: PackRecord, *, error: DurastoreError) -> None:
+        """Tombstones first, the record after: a crash in between asks the bucket once more, and loses no sample's
+        chance to be made again.
+        """
+        entries = spool.journal.entries(record.pack_id)
+        if record.manifested_in is not None and record.key is not None:
+            key = record.key
+            stones = [Tombstone(sample_id=e.sample_id, key=key, offset=e.offset, reason="lost") for e in entries]
+            bury(spool, self._services, stones=stones)
+        report = spool.record_lost(record.pack_id, reason=str(error))
+        if record.manifested_in is not None:
+            for lost in spool.journal.packs(PackState.LOST):
+                if lost.key == record.key:
+                    spool.journal.set_fact(_buried(lost.pack_id), "1")
+        names = ", ".join(sample.sample_id.text for sample in report.lost[:10])
+        LOGGER.error("pack %s: %d of %d samples are LOST: %s", record.name, len(report.lost), len(entries), names)
+
+    def _bury_lost(self, spool: Spool) -> None:
+        """Rows of every LOST pack leave the view, once: a loss found within a session had no time for it, and a
+        tombstone for a row that is not there harms nothing (INV-8).
+        """
+        journal = spool.journal
+        for record in journal.packs(PackState.LOST):
+            fact = _buried(record.pack_id)
+            if record.key is None or journal.get_fact(fact) is not None:
+                continue
+            key, entries = record.key, journal.entries(record.pack_id)
+            stones = [Tombstone(sample_id=e.sample_id, key=key, offset=e.offset, reason="lost") for e in entries]
+            if stones:
+                bury(spool, self._services, stones=stones)
+            journal.set_fact(fact, "1")
+
+
+def _buried(pack_id: int) -> str:
+    return f"buried {pack_id}"

@@ -1,0 +1,382 @@
+"""`Store`: the one object an extractor talks to.
+
+Duty: take samples (`put`), answer what is held (`in`, `get`), and wait (`flush`, `drain`, `close`). Thread-safe. Must
+never acknowledge what is not durable, and never lose what it acknowledged: closing or crashing leaves it in the spool.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from durastore.codec.encode import EncodedSample, SampleContext, encode_sample
+from durastore.errors import DurastoreError, ForkedStore, PackFailed, SampleAbsent, StoreClosed
+from durastore.model import Digest, Evidence, ManifestRow, PackState, Run, Sample, SampleId
+from durastore.observe.events import Counting
+from durastore.store.catalog import Catalog
+from durastore.store.intake import Intake
+from durastore.store.lane import Lane
+from durastore.store.membership import Decision, Membership
+from durastore.store.room import Room
+from durastore.store.services import Services
+from durastore.store.tickets import Ticket
+
+__all__ = ["Store", "StoreParts", "StoreStatus"]
+
+Tensors = Mapping[str, Any]
+_LOOK_EVERY_S = 0.5
+_STOP_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStatus:
+    """A moment of a store, for progress and reports."""
+
+    local_bytes: int
+    packs_by_state: dict[str, int]
+    samples_known: int
+    samples_put: int
+    bytes_put: int
+    bytes_uploaded: int
+    bytes_freed: int
+    only_local_ids: tuple[str, ...]
+    """Samples not yet in the bucket's manifest, sorted."""
+    failures: tuple[str, ...]
+    quarantined_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreParts:
+    """What `opening` puts together. `lanes[0]` is the own spool; the rest are idle siblings being drained."""
+
+    services: Services
+    lanes: tuple[Lane, ...]
+    intake: Intake
+    membership: Membership
+    catalog: Catalog
+    room: Room
+    counters: Counting
+    resources: ExitStack
+    """Closed last, in reverse order: connections, journals, locks."""
+
+
+class Store:
+    """An open store. Use it as a context manager, or call `close`. Make one with `durastore.open`."""
+
+    def __init__(self, parts: StoreParts) -> None:
+        self._parts = parts
+        self._pid = os.getpid()
+        self._is_closed = False
+
+    @property
+    def run(self) -> Run:
+        """The run that this store's samples belong to."""
+        return self._parts.services.run
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        sample_id: str,
+        tensors: Tensors,
+        *,
+        meta: Mapping[str, Any] | None = None,
+        input_digest: str | None = None,
+    ) -> Ticket:
+        """Store one sample; when this returns it survives kill -9 and power loss of this machine.
+
+        `tensors`: name -> torch tensor (any device, dtype and stride) or numpy array; copied before the return.
+        `meta`: a small JSON mapping. `input_digest`: 32 hex digits (XXH3-128) of what the sample was made from; a put
+        with another input digest supersedes the old row.
+
+        Raises `InvalidInput` (nothing written), `SampleExists`, `SpoolFull`, `CredentialsRefused`, `DiskFailed`. Safe
+        to repeat: the same content again changes nothing.
+        """
+        metas = None if meta is None else {sample_id: meta}
+        inputs = None if input_digest is None else {sample_id: input_digest}
+        return self.put_many({sample_id: tensors}, meta=metas, input_digests=inputs)[sample_id]
+
+    def put_many(
+        self,
+        samples: Mapping[str, Tensors],
+        *,
+        meta: Mapping[str, Mapping[str, Any]] | None = None,
+        input_digests: Mapping[str, str] | None = None,
+    ) -> dict[str, Ticket]:
+        """Store several samples as one durable group: one fsync for all. Raises as `put`; on an error none is lost that
+        was acknowledged before, and none of this group is acknowledged.
+        """
+        self._check_usable()
+        encoded = [
+            encode_sample(SampleId(name), tensors, context=self._context(name, meta, inputs=input_digests))
+            for name, tensors in samples.items()
+        ]
+        self._parts.room.wait(sum(sample.length for sample in encoded), blockers=self._failures)
+        return self._place(sorted(encoded, key=lambda sample: sample.sample_id))
+
+    def _context(
+        self, name: str, meta: Mapping[str, Mapping[str, Any]] | None, *, inputs: Mapping[str, str] | None
+    ) -> SampleContext:
+        input_digest = inputs.get(name) if inputs else None
+        return SampleContext(
+            run=self.run,
+            meta=meta.get(name) if meta else None,
+            input_digest=Digest(input_digest) if input_digest is not None else None,
+            embed_run_above_bytes=self._parts.services.options.single_pack_bytes,
+        )
+
+    def _place(self, encoded: Sequence[EncodedSample]) -> dict[str, Ticket]:
+        """Reserve the ids (sorted: two groups cannot wait for each other), write what is new, hand out tickets."""
+        membership = self._parts.membership
+        tickets: dict[str, Ticket] = {}
+        new: list[tuple[EncodedSample, Decision]] = []
+        try:
+            for sample in encoded:
+                decision = self._decide(sample)
+                if decision.is_new:
+                    new.append((sample, decision))
+                else:
+                    tickets[sample.sample_id.text] = self._known_ticket(sample.sample_id, decision)
+            if new:
+                tickets.update(self._write(new))
+        finally:
+            membership.release(sample.sample_id for sample, _ in new)
+        return tickets
+
+    def _decide(self, sample: EncodedSample) -> Decision:
+        while True:
+            decision = self._parts.membership.reserve(
+                sample.sample_id, header_digest=sample.header_digest, input_digest=sample.input_digest
+            )
+            if not decision.is_after_flush:
+                return decision
+            self.flush()
+
+    def _write(self, new: Sequence[tuple[EncodedSample, Decision]]) -> dict[str, Ticket]:
+        supersedes = [stone for _, decision in new for stone in decision.supersedes]
+        placed = self._parts.intake.put([sample for sample, _ in new], supersedes)
+        lane = self._parts.lanes[0]
+        tickets = {}
+        for (sample, _), (pack_id, entry) in zip(new, placed, strict=True):
+            tickets[entry.sample_id.text] = self._ticket(entry.sample_id, lane, pack_id=pack_id, is_new=True)
+            self._parts.counters.emit("put", bytes=sample.length)
+        return tickets
+
+    def _known_ticket(self, sample_id: SampleId, decision: Decision) -> Ticket:
+        pending = decision.pending
+        if pending is not None:
+            return self._ticket(sample_id, self._parts.lanes[pending.lane], pack_id=pending.pack_id, is_new=False)
+        row = decision.manifested
+        if row is None:
+            raise AssertionError("content that is known is pending or manifested")
+        return Ticket(sample_id.text, False, lambda _: self._parts.catalog.listed_evidence(row))
+
+    def _ticket(self, sample_id: SampleId, lane: Lane, *, pack_id: int, is_new: bool) -> Ticket:
+        def wait(timeout_s: float | None) -> Evidence:
+            return self._wait_for(lane, sample_id, pack_id=pack_id, timeout_s=timeout_s)
+
+        return Ticket(sample_id.text, is_new, wait)
+
+    # --- waiting ---------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Block until everything put so far is MANIFESTED. Raises `PackFailed` for packs that cannot get there,
+        `CredentialsRefused`, `TimeoutError`; an outage is waited out. Safe to repeat.
+        """
+        self._check_usable(allow_fatal=True)
+        pending = {(lane, record.pack_id) for lane in self._parts.lanes for record in lane.unmanifested()}
+        self._wait_until(lambda: self._unsettled(pending) == 0, timeout_s, draining=False, what="flush")
+        self._raise_failures()
+
+    def drain(self, timeout_s: float | None = None) -> None:
+        """`flush`, then block until every local pack that may go has been reclaimed (`settle_s` after its upload).
+
+        With `reclaim="never"` it only flushes. Raises as `flush`, and `TimeoutError`.
+        """
+        self.flush(timeout_s)
+        if self._parts.services.options.reclaim != "never":
+            self._wait_until(self._is_drained, timeout_s, draining=True, what="drain")
+        self._raise_failures()
+
+    def _is_drained(self) -> bool:
+        distrust = self._parts.services.verifier.distrust
+        if distrust is not None:
+            raise PackFailed(f"reclaiming is stopped: {distrust}", hint="local files are kept; look at the endpoint")
+        return not any(lane.unreclaimed() or lane.unmanifested() for lane in self._parts.lanes)
+
+    def _unsettled(self, pending: set[tuple[Lane, int]]) -> int:
+        """How many of these packs are still on their way; settled ones are dropped from the set."""
+        for lane, pack_id in list(pending):
+            is_settled = lane.failure_of(pack_id) is not None or self._is_out(lane, pack_id)
+            if is_settled or self._evidence_if_done(lane, pack_id) is not None:
+                pending.discard((lane, pack_id))
+        return len(pending)
+
+    @staticmethod
+    def _is_out(lane: Lane, pack_id: int) -> bool:
+        """Whether nothing more can come of this pack: its samples were lost or set aside, and reported as such."""
+        return lane.spool.journal.pack(pack_id).state in (PackState.LOST, PackState.QUARANTINED)
+
+    @staticmethod
+    def _evidence_if_done(lane: Lane, pack_id: int) -> Evidence | None:
+        record = lane.spool.journal.pack(pack_id)
+        is_done = record.manifested_in is not None and record.state in (PackState.MANIFESTED, PackState.RECLAIMED)
+        return record.evidence if is_done else None
+
+    def _wait_for(self, lane: Lane, sample_id: SampleId, *, pack_id: int, timeout_s: float | None) -> Evidence:
+        self._check_usable(allow_fatal=True)
+        found: list[Evidence] = []
+
+        def is_settled() -> bool:
+            if self._parts.membership.is_lost(sample_id):
+                raise PackFailed(f"sample {sample_id} was damaged on disk and is LOST", hint="put it again")
+            failure = lane.failure_of(pack_id)
+            if failure is not None:
+                raise failure
+            evidence = self._evidence_if_done(lane, pack_id)
+            found.extend([evidence] if evidence is not None else [])
+            return bool(found)
+
+        self._wait_until(is_settled, timeout_s, draining=False, what="wait")
+        return found[0]
+
+    def _wait_until(self, is_done: Callable[[], bool], timeout_s: float | None, *, draining: bool, what: str) -> None:
+        services = self._parts.services
+        deadline = None if timeout_s is None else services.clock.monotonic() + timeout_s
+        services.board.hurry(draining=draining)
+        try:
+            while not is_done():
+                if services.board.fatal is not None:
+                    raise services.board.fatal
+                if self._is_closed:
+                    raise StoreClosed("the store was closed while this waited")
+                if deadline is not None and services.clock.monotonic() >= deadline:
+                    raise TimeoutError(f"{what} did not end within {timeout_s:g} s; local files are kept")
+                with services.board.changed:
+                    services.clock.wait(services.board.changed, _LOOK_EVERY_S)
+        finally:
+            services.board.relax(draining=draining)
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def __contains__(self, sample_id: object) -> bool:
+        return isinstance(sample_id, str) and self.contains(sample_id)
+
+    def contains(self, sample_id: str, *, input_digest: str | None = None) -> bool:
+        """True if this run holds the sample durably (spool or manifest); with `input_digest` (32 hex digits), only if
+        it was made from exactly that input (INV-8). Answers from memory, as of the opening plus this store's own puts.
+        """
+        self._check_usable(allow_fatal=True)
+        digest = Digest(input_digest) if input_digest is not None else None
+        return self._parts.membership.contains(SampleId(sample_id), digest)
+
+    def get(self, sample_id: str, *, tensors: Sequence[str] | None = None, rows: slice | None = None) -> Sample:
+        """Read one sample, from the spool if it is still there, else from the bucket. Only bytes whose digests match.
+
+        `tensors`: names to read (default all); `rows`: slice of the first dimension, only those bytes are fetched.
+        Raises `SampleAbsent`, `IntegrityError`, or a network error.
+        """
+        self._check_usable(allow_fatal=True)
+        name, catalog = SampleId(sample_id), self._parts.catalog
+        current = self._parts.membership.current(name)
+        for lane in self._parts.lanes:
+            for record, entry in reversed(lane.spool.journal.find_sample(name)):
+                if catalog.is_superseded(entry, current=current):
+                    continue  # its file may outlive that of the sample which took its place
+                sample = catalog.read_pack(lane.spool, record, entry=entry, tensors=tensors, rows=rows)
+                if sample is not None:
+                    return sample
+        row = catalog.row(name, current=current)
+        if row is None:
+            raise SampleAbsent(f"no sample {name}", hint="`durastore manifest show` tells what the bucket holds")
+        return catalog.fetch(row, tensors=tensors, rows=rows)
+
+    def rows_of(self, sample_id: str) -> list[ManifestRow]:
+        """All live manifest rows of this id, after a fresh look at the manifest's listing."""
+        return self._parts.catalog.rows_of(SampleId(sample_id))
+
+    # --- state -----------------------------------------------------------------------------------------------------
+
+    def status(self) -> StoreStatus:
+        """Counts as of now; cheap enough for every progress tick."""
+        parts = self._parts
+        states: dict[str, int] = {}
+        for lane in parts.lanes:
+            for state, count in lane.spool.journal.count_by_state().items():
+                states[state.value] = states.get(state.value, 0) + count
+        return StoreStatus(
+            local_bytes=sum(lane.spool.used_bytes() for lane in parts.lanes),
+            packs_by_state=states,
+            samples_known=len(parts.membership),
+            samples_put=parts.counters.count("put"),
+            bytes_put=parts.counters.count("put.bytes"),
+            bytes_uploaded=parts.counters.count("upload.done.bytes"),
+            bytes_freed=parts.counters.count("reclaim.freed.bytes"),
+            only_local_ids=tuple(parts.membership.pending_ids()),
+            failures=tuple(str(error) for error in self._failures()),
+            quarantined_bytes=sum(lane.spool.quarantined_bytes() for lane in parts.lanes),
+        )
+
+    def _failures(self) -> list[DurastoreError]:
+        return [error for lane in self._parts.lanes for error in lane.failures()]
+
+    def _raise_failures(self) -> None:
+        failures = self._failures()
+        if self._parts.services.board.fatal is not None:
+            raise self._parts.services.board.fatal
+        if len(failures) == 1:
+            raise failures[0]
+        if failures:
+            raise PackFailed(
+                f"{len(failures)} packs did not reach the bucket; first: {failures[0].message}", hint=failures[0].hint
+            )
+
+    def _check_usable(self, *, allow_fatal: bool = False) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedStore("this store was opened in the parent process", hint="call durastore.open in this process")
+        if self._is_closed:
+            raise StoreClosed("the store is closed")
+        fatal = self._parts.services.board.fatal
+        if fatal is not None and not allow_fatal:
+            raise fatal
+
+    # --- closing ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """`flush`, then stop and release the spool. Raises what `flush` raises, after everything was released; what is
+        not in the bucket stays in the spool and goes on at the next open. Safe to repeat.
+        """
+        if os.getpid() != self._pid:
+            return  # a forked child must not touch the parent's journal, lock or connections
+        if self._is_closed:
+            return
+        try:
+            self.flush()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Stop at once, without waiting for the network. Everything put stays in the spool. Safe to repeat."""
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        self._is_closed = True
+        self._parts.services.board.wake()
+        stopped = [lane.stop(_STOP_TIMEOUT_S) for lane in self._parts.lanes]
+        self._parts.resources.close()
+        if not all(stopped):
+            raise StoreClosed("a pipeline thread did not stop in time", hint="local files are kept; end this process")
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if exc is None:
+            self.close()
+        else:
+            self.abandon()  # what was acknowledged is durable already; the error in hand is the one to report

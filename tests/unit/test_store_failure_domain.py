@@ -1,0 +1,26 @@
+"""Two copies on one disk die together: no store is opened that would free one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import durastore
+from durastore.errors import SameFailureDomain
+
+
+@pytest.mark.parametrize("reclaim", ["lazy", "eager"])
+def test_a_bucket_on_the_spools_own_disk_is_refused_before_anything_is_written(tmp_path: Path, reclaim: Any) -> None:
+    (tmp_path / "bucket").mkdir()
+    with pytest.raises(SameFailureDomain, match="same file system"):
+        durastore.open(f"file://{tmp_path}/bucket", local=tmp_path / "not" / "there" / "yet", reclaim=reclaim)
+    assert list((tmp_path / "bucket").iterdir()) == []
+    assert not (tmp_path / "not").exists()
+
+
+def test_with_never_it_may_be_there(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    durastore.open(f"file://{tmp_path}/bucket", local=tmp_path / "spool", reclaim="never").close()
+    assert (tmp_path / "spool").is_dir()

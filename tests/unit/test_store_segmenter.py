@@ -1,0 +1,30 @@
+"""A manifest row rests on evidence, or it is not written (INV-5)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from durastore.errors import NotVerified
+from durastore.model import EvidenceLevel, ObjectKey
+from durastore.store.segmenter import Segmenter
+from tests.unit.reclaim_lab import ReclaimLab, lab, services_of
+
+__all__ = ["lab"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"level": EvidenceLevel.LISTED, "digest": None}, {"key": ObjectKey("p/another")}, None]
+)
+def test_without_evidence_of_this_object_no_row_is_written(lab: ReclaimLab, change: dict[str, Any] | None) -> None:
+    record = lab.verify(lab.uploaded("a"))
+    assert record.evidence is not None
+    doubtful = replace(record, evidence=replace(record.evidence, **change) if change is not None else None)
+    segmenter = Segmenter(lab.spool, services=services_of(lab), membership=cast(Any, None), lane=0)
+    puts = lab.objects.count("put")
+    with pytest.raises(NotVerified, match="INV-5"):
+        segmenter.publish([doubtful])
+    assert lab.objects.count("put") == puts
+    assert lab.state(record) is record.state

@@ -1,0 +1,90 @@
+"""What a spool's journal still claims when it is opened: doubt voids it, and only two looks make a loss."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from durastore.errors import ConfigError
+from durastore.formats.keys import pack_key
+from durastore.manifest.snapshot import fetch_snapshot
+from durastore.manifest.view import fetch_view
+from durastore.model import Digest, PackKind, PackState, WriterId
+from durastore.store.settling import Settling
+from durastore.testing.faulty import Fault, FaultRule
+from tests.unit.reclaim_lab import STORE_ID, ReclaimLab, lab, services_of
+from tests.unit.spool_lab import PREFIX
+
+__all__ = ["lab"]
+
+URL = "memory://lab/data"
+OTHER = WriterId("00000000000000bb")
+
+
+def settle(lab: ReclaimLab, *, url: str = URL, store_id: str = STORE_ID) -> None:
+    Settling(services_of(lab), url=url, store_id=store_id).settle(lab.spool)
+
+
+def test_a_bucket_made_anew_voids_every_proof(lab: ReclaimLab) -> None:
+    # case B164
+    records = [*lab.manifested("a"), lab.uploaded("b"), lab.verify(lab.uploaded("c"))]
+    settle(lab)
+    assert lab.state(records[0]) is PackState.MANIFESTED
+    settle(lab, store_id="cd" * 16)
+    for record in records:
+        now = lab.spool.journal.pack(record.pack_id)
+        assert (now.state, now.evidence, now.manifested_in) == (PackState.SEALED, None, None)
+        assert lab.is_here(record)
+    assert lab.spool.journal.get_fact("store_id") == "cd" * 16
+
+
+def test_a_spool_that_is_still_full_is_not_turned_to_another_bucket(lab: ReclaimLab) -> None:
+    (record,) = lab.manifested("a")
+    settle(lab)
+    with pytest.raises(ConfigError, match="still holds 1 packs"):
+        settle(lab, url="memory://other/data", store_id="cd" * 16)
+    assert lab.state(record) is PackState.MANIFESTED
+
+
+def note_writer(lab: ReclaimLab, *, pack_seq: int) -> None:
+    with lab.spool.journal._db.writing() as conn:
+        conn.execute("INSERT INTO writers (writer, last_pack_seq) VALUES (?, ?)", (OTHER.hex, pack_seq))
+
+
+@pytest.mark.parametrize("known", [1, 2])
+def test_a_journal_older_than_the_bucket_is_trusted_in_nothing(lab: ReclaimLab, known: int) -> None:
+    (record,) = lab.manifested("a")
+    note_writer(lab, pack_seq=known)
+    key = pack_key(PREFIX, OTHER, seq=2, digest=Digest.of(b"pack"), kind=PackKind.TAR)
+    lab.objects.put(key, b"pack", crc64nvme=None, metadata={})
+    settle(lab)
+    assert lab.state(record) is (PackState.SEALED if known == 1 else PackState.MANIFESTED)
+    assert lab.is_here(record)
+
+
+def test_one_look_that_finds_nothing_is_no_loss(lab: ReclaimLab, tmp_path: Path) -> None:
+    (record,) = lab.manifested("a")
+    lab.path(record).rename(tmp_path / "taken")
+    lab.objects.add(FaultRule(op="head", fault=Fault.ABSENT, key_part=str(record.key)))
+    settle(lab)
+    assert lab.state(record) is PackState.RECLAIMED
+
+
+def test_what_two_looks_do_not_find_is_lost_and_leaves_the_view(lab: ReclaimLab, tmp_path: Path) -> None:
+    (record,) = lab.manifested("a")
+    lab.path(record).rename(tmp_path / "taken")
+    assert record.key is not None
+    assert record.manifested_in is not None
+    lab.objects.lose(record.key)
+    looks = lab.objects.count("head")
+    settle(lab)
+    assert lab.objects.count("head") == looks + 2
+    assert lab.state(record) is PackState.LOST
+    assert lab.observer.count("manifest.buried") == 1
+    lab.objects.lose(record.manifested_in)  # the lab's own segments are no real ones
+    kept = fetch_snapshot(lab.objects, PREFIX)
+    assert len(kept.segments) == 1
+    assert fetch_view(lab.objects, kept).ids() == []
+    assert os.listdir(lab.spool.packs_folder.path) == []
