@@ -1,0 +1,142 @@
+"""`durastore extract`: one call of `run_extract`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from durastore_cli.exits import EPILOG
+from durastore_cli.options import SIZE, F, bucket_option, given, local_option, needed_place, remote_options
+from durastore_cli.render import print_json, print_lines
+
+if TYPE_CHECKING:
+    from durastore.extract.report import ExtractReport
+
+__all__ = ["command"]
+
+_SHOWN = 10
+_STORE_OPTIONS = (
+    "endpoint_url",
+    "region",
+    "profile",
+    "addressing_style",
+    "ca_bundle",
+    "storage_class",
+    "sse",
+    "kms_key",
+    "reclaim",
+    "settle_s",
+    "high_watermark_bytes",
+)
+
+
+def _store_options(command: F) -> F:
+    for option in reversed(
+        (
+            click.option("--storage-class", metavar="NAME", help="Storage class of new objects."),
+            click.option("--sse", metavar="NAME", help="Server-side encryption: AES256 or aws:kms."),
+            click.option("--kms-key", metavar="ID", help="Key for --sse aws:kms."),
+            click.option(
+                "--reclaim",
+                type=click.Choice(["lazy", "eager", "never"]),
+                help="When proven packs leave the local disk (default lazy: above the low watermark).",
+            ),
+            click.option("--settle", "settle_s", type=float, metavar="S", help="Least age of an upload before that."),
+            click.option("--high-watermark", "high_watermark_bytes", type=SIZE, help="Spool size at which work waits."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def _model_options(command: F) -> F:
+    for option in reversed(
+        (
+            click.option("--model", required=True, metavar="NAME", help="Model folder, .gguf file or hub name."),
+            click.option("--layers", required=True, help="States to store, such as 2,15,27,last (0: embeddings)."),
+            click.option("--normed-last", is_flag=True, help="Take 'last' after the final norm instead of before it."),
+            click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16"),
+            click.option("--device", metavar="NAME", help="cuda, cuda:1, cpu; the first GPU by default."),
+            click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model."),
+            click.option("--max-seq-len", type=click.IntRange(1), help="Longest sample (default: the model's own)."),
+            click.option("--truncate", is_flag=True, help="Cut longer samples instead of failing them."),
+            click.option("--batch-tokens", type=click.IntRange(1), default=8192, show_default=True),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(epilog=EPILOG)
+@click.argument("input_file", metavar="INPUT")
+@bucket_option
+@local_option
+@_model_options
+@remote_options
+@_store_options
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N rows of INPUT.")
+@click.option(
+    "--grace", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds to flush in after a signal."
+)
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+def command(input_file: str, *, bucket: str | None, local: str | None, as_json: bool, **options: Any) -> int:
+    """Run a model over INPUT (JSON lines) and store its hidden states.
+
+    A row has input_ids (and loss_mask), or messages, prompt or text to tokenise; its id is in id, sample_id or
+    conversation_id, else made from its content. The same command again goes on with what is not done.
+    """
+    from durastore.extract.job import ExtractRequest, run_extract
+    from durastore.extract.runner import RunnerLimits
+    from durastore.extract.transformers_engine import ModelSettings
+    from durastore.store.opening import OptionOverrides
+
+    report = run_extract(
+        ExtractRequest(
+            input=Path(input_file),
+            model=options["model"],
+            layers=options["layers"],
+            bucket=needed_place("bucket", bucket),
+            local=Path(needed_place("local", local)),
+            options=cast(OptionOverrides, given({name: options[name] for name in _STORE_OPTIONS})),
+            settings=ModelSettings(
+                dtype=options["dtype"], device=options["device"], is_remote_code_trusted=options["trust_remote_code"]
+            ),
+            limits=RunnerLimits(batch_tokens=options["batch_tokens"]),
+            max_tokens=options["max_seq_len"],
+            is_truncated=options["truncate"],
+            is_last_normed=options["normed_last"],
+            grace_s=options["grace"],
+            limit=options["limit"],
+            is_progress_shown=True,
+            handles_signals=True,
+        )
+    )
+    if as_json:
+        print_json(report.render())
+    else:
+        print_lines(_lines(report))
+    if report.error is not None:
+        click.echo(f"durastore: {report.error} [{report.error.code}]", err=True)
+    return report.exit_code
+
+
+def _lines(report: ExtractReport) -> Iterator[str]:
+    counts = report.counts
+    yield f"inputs {counts.inputs}: ok {counts.ok}, failed {counts.failed}, skipped {counts.skipped} (done before)"
+    if counts.left:
+        yield f"not attempted: {counts.left}"
+    if report.duplicates:
+        yield f"repeated rows left out: {report.duplicates}"
+    yield f"run {report.run}: {counts.tokens} tokens, {counts.tensor_bytes} bytes of tensors, {report.elapsed_s:.1f} s"
+    for failure in report.failures[:_SHOWN]:
+        name = f" ({failure.sample_id})" if failure.sample_id is not None else ""
+        yield f"failed: line {failure.line}{name}: {failure.stage}: {failure.reason}"
+    if counts.failed:
+        yield f"all failures: {report.failures_file}"
+    if report.local_only:
+        names = ", ".join(report.local_only[:_SHOWN])
+        more = f" and {len(report.local_only) - _SHOWN} more" if len(report.local_only) > _SHOWN else ""
+        yield f"only on this machine so far: {len(report.local_only)} ({names}{more})"

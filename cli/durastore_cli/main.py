@@ -1,0 +1,112 @@
+"""The entry point: finds the command, runs it, turns errors into messages and exit codes.
+
+Duty: a group that imports a command only when it is called (so `--help` is quick), and the one place where exceptions
+end. stdout belongs to results; everything here goes to stderr. Must never decide anything about data.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from types import MappingProxyType
+
+import click
+
+from durastore import __version__
+from durastore.errors import DurastoreError
+from durastore.observe.events import LOGGER
+from durastore_cli.exits import EPILOG
+
+__all__ = ["COMMANDS", "cli", "main", "run"]
+
+COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "demo": ("durastore_cli.demo", "Extract, upload, prove and read back a small real data set."),
+        "extract": ("durastore_cli.extract", "Run a model over INPUT and store its hidden states."),
+        "manifest": ("durastore_cli.manifest", "Show the bucket's manifest, or rebuild it from the packs."),
+        "probe": ("durastore_cli.probe", "Find out what the endpoint really checks, by sending it lies."),
+        "stop": ("durastore_cli.stop", "Ask the processes that work on a spool root to stop."),
+    }
+)
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(COMMANDS[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands from the table above, without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+
+@click.command(cls=_LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="durastore")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def cli(ctx: click.Context, *, debug: bool) -> None:
+    """Durable storage for what models produce: local spool, proven uploads, verified reclaim."""
+    ctx.obj = debug
+    os.environ.setdefault("TQDM_DISABLE", "1")  # stderr has one progress, ours; libraries below draw their own bars
+    handler = logging.StreamHandler()  # stderr
+    handler.setFormatter(logging.Formatter("durastore: %(message)s"))
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.DEBUG if debug else logging.INFO)
+    ctx.call_on_close(lambda: LOGGER.removeHandler(handler))
+
+
+def _report(exc: BaseException, *, is_debug: bool) -> int:
+    if isinstance(exc, DurastoreError):
+        click.echo(f"durastore: {exc.message} [{exc.code}]", err=True)
+        if exc.hint:
+            click.echo(f"hint: {exc.hint}", err=True)
+    else:
+        click.echo(f"durastore: unexpected {type(exc).__name__}: {exc}", err=True)
+    if is_debug:
+        click.echo("".join(traceback.format_exception(exc)), err=True, nl=False)
+    return exc.exit_code if isinstance(exc, DurastoreError) else 1
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code. Raises nothing but what ends the process anyway."""
+    is_debug = "--debug" in arguments
+    try:
+        result = cli.main(args=list(arguments), prog_name="durastore", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as exc:
+        click.echo(exc.format_message(), err=True)
+        return 2
+    except click.ClickException as exc:
+        exc.show()
+        return exc.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("durastore: interrupted", err=True)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our stdout has gone; the interpreter must not fail once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as exc:  # noqa: BLE001 - the one place where errors become exit codes
+        return _report(exc, is_debug=is_debug)
+
+
+def main() -> None:
+    """What the `durastore` script calls."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""`durastore manifest show` and `durastore manifest rebuild`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from durastore.clock import SYSTEM_CLOCK
+from durastore_cli.exits import EPILOG
+from durastore_cli.options import bucket_option, given, needed_place, remote_options
+from durastore_cli.remote import opened_remote
+from durastore_cli.render import print_json, print_lines
+
+if TYPE_CHECKING:
+    from durastore.manifest.view import ResolvedView
+    from durastore.model import ManifestRow
+    from durastore.reconcile.findings import Finding
+    from durastore.reconcile.rebuild import RebuildPlan, RebuildReport
+
+__all__ = ["command"]
+
+_FINDINGS = 12
+_NO_SAMPLE = 1
+
+
+@click.group(epilog=EPILOG)
+def command() -> None:
+    """Show the bucket's manifest, or rebuild it from the packs."""
+
+
+@command.command(epilog=EPILOG)
+@bucket_option
+@remote_options
+@click.option("--sample", metavar="ID", help="Show the live rows of this sample.")
+@click.option("--ids", "is_listing", is_flag=True, help="List the ids of all samples.")
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
+def show(*, bucket: str | None, sample: str | None, is_listing: bool, as_json: bool, **remote: Any) -> int:
+    """Show what the manifest says the bucket holds. Looks at no pack."""
+    from durastore.manifest.snapshot import fetch_snapshot
+    from durastore.manifest.view import fetch_view
+    from durastore.model import SampleId
+
+    with opened_remote(needed_place("bucket", bucket), given(remote)) as (store, prefix):
+        snapshot = fetch_snapshot(store, prefix)
+        view = fetch_view(store, snapshot)
+    if sample is not None:
+        rows = [_row_facts(row) for row in view.rows_of(SampleId(sample))]
+        if as_json:
+            print_json({"sample": sample, "rows": rows})
+        else:
+            print_lines(f"{name}: {value}" for row in rows for name, value in row.items())
+        return 0 if rows else _NO_SAMPLE
+    if is_listing:
+        if as_json:
+            print_json(view.ids())
+        else:
+            print_lines(view.ids())
+        return 0
+    facts = _view_facts(view, segments=len(snapshot.segments))
+    if as_json:
+        print_json(facts)
+    else:
+        print_lines(f"{name}: {value}" for name, value in facts.items() if name != "runs")
+        print_lines(f"run {run['digest']}: {run['samples']} samples: {run['text']}" for run in facts["runs"])
+    return 0
+
+
+@command.command(epilog=EPILOG)
+@bucket_option
+@remote_options
+@click.option("--dry-run", is_flag=True, help="Only show what would be read.")
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
+def rebuild(*, bucket: str | None, dry_run: bool, as_json: bool, **remote: Any) -> int:
+    """Read every pack that no manifest row names, check it, and add its samples to the manifest.
+
+    Adds manifest segments; changes and removes nothing. Damaged and foreign objects are reported (exit code 12).
+    """
+    from durastore.reconcile.rebuild import execute_rebuild, plan_rebuild
+
+    with opened_remote(needed_place("bucket", bucket), given(remote)) as (store, prefix):
+        plan = plan_rebuild(store, prefix)
+        report = None if dry_run else execute_rebuild(store, plan, clock=SYSTEM_CLOCK)
+    findings = plan.findings if report is None else report.findings
+    facts = _plan_facts(plan) if report is None else _report_facts(report)
+    if as_json:
+        print_json({**facts, "findings": [_finding_facts(finding) for finding in findings]})
+    else:
+        print_lines(f"{name}: {value}" for name, value in facts.items())
+        print_lines(_finding_lines(findings))
+    return _FINDINGS if findings else 0
+
+
+def _view_facts(view: ResolvedView, *, segments: int) -> dict[str, Any]:
+    texts = view.runs
+    return {
+        "snapshot": view.snapshot_id.hex,
+        "samples": len(view),
+        "duplicate_rows": view.duplicate_count,
+        "objects": len(view.object_keys()),
+        "segments": segments,
+        "runs": [
+            {"digest": digest.hex, "samples": count, "text": texts[digest].text if digest in texts else None}
+            for digest, count in sorted(view.run_counts.items())
+        ],
+    }
+
+
+def _row_facts(row: ManifestRow) -> dict[str, Any]:
+    entry, held = row.entry, row.object
+    return {
+        "sample_id": entry.sample_id.text,
+        "key": held.key.text,
+        "offset": entry.offset,
+        "length": entry.length,
+        "object_size": held.size_bytes,
+        "object_digest": held.digest.hex,
+        "crc64nvme": held.crc64nvme,
+        "etag": held.etag,
+        "version_id": held.version_id,
+        "header_digest": entry.header_digest.hex,
+        "schema": entry.schema,
+        "meta": entry.meta,
+        "run": entry.run.hex,
+        "input_digest": entry.input_digest.hex if entry.input_digest is not None else None,
+        "provenance": entry.provenance,
+        "writer": held.writer.hex,
+        "time_ns": entry.time_ns,
+    }
+
+
+def _plan_facts(plan: RebuildPlan) -> dict[str, Any]:
+    return {
+        "packs_to_read": len(plan.packs),
+        "bytes_to_read": plan.bytes_to_read,
+        "gaps": sum(gap.missing_count for gap in plan.gaps),
+        "unreadable_segments": len(plan.unreadable),
+    }
+
+
+def _report_facts(report: RebuildReport) -> dict[str, Any]:
+    return {
+        "packs_read": report.packs_read,
+        "bytes_read": report.bytes_read,
+        "rows_published": report.rows_published,
+        "rows_tombstoned": report.rows_tombstoned,
+        "segments_published": len(report.segments),
+    }
+
+
+def _finding_facts(finding: Finding) -> dict[str, Any]:
+    return {
+        "kind": finding.kind.value,
+        "key": finding.key.text,
+        "detail": finding.detail,
+        "size_bytes": finding.size_bytes,
+    }
+
+
+def _finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
+    for finding in findings:
+        yield f"{finding.kind.value}: {finding.key}: {finding.detail}"

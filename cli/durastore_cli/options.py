@@ -1,0 +1,78 @@
+"""Options that several commands share, and their values as the library takes them.
+
+Duty: one spelling and one help text for each option. An option that was not given stays None, so that the library can
+look at the environment, the project file and the user file (in this order) before its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from durastore.config import parse_size, resolve_place
+from durastore.errors import ConfigError
+
+__all__ = ["SIZE", "bucket_option", "given", "local_option", "needed_place", "remote_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+if TYPE_CHECKING:
+    _IntType = click.ParamType[int]
+else:
+    _IntType = click.ParamType  # older versions are not generic
+
+
+class _Size(_IntType):
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a size such as 1048576, 64MiB or 1.5GiB", param, ctx)
+
+
+SIZE = _Size()
+
+
+def bucket_option(command: F) -> F:
+    text = "s3://bucket/prefix, a bucket name, or a path. [env: DURASTORE_BUCKET]"
+    return click.option("--bucket", metavar="URL", help=text)(command)
+
+
+def local_option(command: F) -> F:
+    text = "The spool root on a local disk. [env: DURASTORE_LOCAL]"
+    return click.option("--local", metavar="DIR", help=text)(command)
+
+
+def remote_options(command: F) -> F:
+    """How to reach the bucket. Credentials come by the standard AWS chain only."""
+    for option in reversed(
+        (
+            click.option("--endpoint-url", metavar="URL", help="S3 endpoint, if it is not AWS."),
+            click.option("--region", metavar="NAME", help="Region."),
+            click.option("--profile", metavar="NAME", help="Profile of the AWS configuration."),
+            click.option("--addressing-style", type=click.Choice(["auto", "path", "virtual"]), help="Bucket in URLs."),
+            click.option("--ca-bundle", metavar="FILE", help="Certificates to trust."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given on the command line."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def needed_place(name: str, value: str | None) -> str:
+    """The bucket or spool root from the flag, the environment or a file; `ConfigError` where none names it."""
+    place = resolve_place(name, value)
+    if place is None:
+        raise ConfigError(f"--{name} is missing", hint=f"give --{name} or set DURASTORE_{name.upper()}")
+    return place

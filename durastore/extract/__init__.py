@@ -1,0 +1,1 @@
+"""Running a model over an input file and putting its hidden states into a store."""

@@ -1,0 +1,194 @@
+"""One extraction from request to report.
+
+Duty: put the parts together in the order in which a mistake costs least: check the whole input, identify the model,
+parse the layers, open the store (another run at the prefix is refused here), and only then load the model and work.
+Must never write to the store itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from durastore.clock import SYSTEM_CLOCK, Clock
+from durastore.config import resolve_options
+from durastore.errors import DurastoreError, StoreClosed
+from durastore.extract.engine import Engine
+from durastore.extract.inputs import Survey, read_selected, survey_input
+from durastore.extract.layers import LayerPlan, parse_layers
+from durastore.extract.ledger import Ledger
+from durastore.extract.model_identity import ModelIdentity, ModelSource, identify_model, resolve_model
+from durastore.extract.ports import SampleStore
+from durastore.extract.progress import shown_progress
+from durastore.extract.report import ExtractReport
+from durastore.extract.rows import RowFailure, TokenRow
+from durastore.extract.runner import RunnerLimits, run_rows
+from durastore.extract.switch import StopSwitch
+from durastore.extract.tally import Tally
+from durastore.extract.tokens import LengthRule, TransformersTokenizer, tokenise
+from durastore.extract.transformers_engine import ModelSettings, TransformersEngine
+from durastore.model import Run
+from durastore.observe.events import LOGGER
+from durastore.store.opening import OptionOverrides, open_store
+
+__all__ = ["ExtractRequest", "describe_run", "run_extract"]
+
+
+class EngineFactory(Protocol):
+    """Makes the engine, without loading anything yet."""
+
+    def __call__(self, source: ModelSource, plan: LayerPlan, *, settings: ModelSettings) -> Engine: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractRequest:
+    """Everything an extraction is told."""
+
+    input: Path
+    model: str
+    layers: str
+    bucket: str
+    local: Path
+    options: OptionOverrides = field(default_factory=OptionOverrides)
+    """What was asked for explicitly; environment and files fill in the rest."""
+    settings: ModelSettings = field(default_factory=ModelSettings)
+    limits: RunnerLimits = field(default_factory=RunnerLimits)
+    max_tokens: int | None = None
+    """Longest sample; by default what the model was made for."""
+    is_truncated: bool = False
+    is_last_normed: bool = False
+    grace_s: float = 60.0
+    limit: int | None = None
+    is_progress_shown: bool = False
+    handles_signals: bool = False
+    """Only the main thread of a process that does nothing else may set it."""
+
+
+def describe_run(
+    identity: ModelIdentity, plan: LayerPlan, *, request: ExtractRequest, rule: LengthRule
+) -> dict[str, Any]:
+    """The `run` of the store: everything that changes the stored states of a given row, and nothing else.
+
+    The length limit is part of it only where rows are truncated to it: otherwise it decides which rows fail, and
+    raising it must not cost the ones that are done.
+    """
+    return {
+        "kind": "hidden_states",
+        "engine": "transformers",
+        "model": identity.description,
+        "dtype": request.settings.dtype,
+        **plan.describe(),
+        "truncated_to_tokens": rule.max_tokens if rule.is_truncated else None,
+        "special_tokens": "as the tokeniser's settings say",
+        "chat_generation_prompt": False,
+    }
+
+
+def _transformers(source: ModelSource, plan: LayerPlan, *, settings: ModelSettings) -> Engine:
+    return TransformersEngine(source, plan, settings=settings)
+
+
+def run_extract(
+    request: ExtractRequest, *, engine_factory: EngineFactory = _transformers, clock: Clock = SYSTEM_CLOCK
+) -> ExtractReport:
+    """Extract every input that is not done yet and bring it to the bucket.
+
+    Raises `InvalidInput` or `ConfigError` before anything is written if the request is wrong. Afterwards it always
+    reports: failed samples, an early end and samples that are only local are in the report and in its exit code. Safe
+    to repeat: the same call goes on where this one ended.
+    """
+    resolve_options(dict(request.options))
+    survey = survey_input(request.input, limit=request.limit)
+    source = resolve_model(request.model)
+    identity = identify_model(source, is_remote_code_trusted=request.settings.is_remote_code_trusted)
+    plan = parse_layers(request.layers, num_layers=identity.num_layers, is_last_normed=request.is_last_normed)
+    rule = LengthRule(max_tokens=request.max_tokens or identity.max_positions, is_truncated=request.is_truncated)
+    run = describe_run(identity, plan, request=request, rule=rule)
+    tokenizer = TransformersTokenizer(source, is_remote_code_trusted=request.settings.is_remote_code_trusted)
+
+    def rows() -> Iterator[TokenRow | RowFailure]:
+        for row in read_selected(survey):
+            yield row if isinstance(row, RowFailure) else tokenise(row, tokenizer, rule=rule)
+
+    store = open_store(request.bucket, local=request.local, run=run, **request.options)
+    try:
+        engine = engine_factory(source, plan, settings=request.settings)
+        session = _Session(request=request, survey=survey, run=Run.of(run), clock=clock)
+        return session.work_off(rows(), store, engine=engine)
+    finally:
+        # The flush is behind us, or was given up, or an error is on its way: do not wait for the network again.
+        try:
+            store.abandon()
+        except StoreClosed as exc:  # a thread still waits for the network; the report or error in hand says more
+            LOGGER.warning("%s", exc)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Session:
+    request: ExtractRequest
+    survey: Survey
+    run: Run
+    clock: Clock
+
+    def work_off(self, rows: Iterator[TokenRow | RowFailure], store: SampleStore, *, engine: Engine) -> ExtractReport:
+        ledger = Ledger(self.request.local, clock=self.clock)
+        try:
+            ledger.start(run=self.run.digest.hex, inputs=self.survey.inputs, input=str(self.request.input))
+            try:
+                with ledger.hearing(LOGGER):
+                    report = self._work_off(rows, store, engine=engine, ledger=ledger)
+            finally:
+                engine.close()
+            counts = report.counts
+            ledger.note(
+                "END",
+                exit_code=report.exit_code,
+                ok=counts.ok,
+                failed=counts.failed,
+                skipped=counts.skipped,
+                not_attempted=counts.left,
+                local_only=len(report.local_only),
+                error=str(report.error) if report.error is not None else None,
+            )
+            return report
+        finally:
+            ledger.close()
+
+    def _work_off(
+        self, rows: Iterator[TokenRow | RowFailure], store: SampleStore, *, engine: Engine, ledger: Ledger
+    ) -> ExtractReport:
+        start = self.clock.monotonic()
+        tally = Tally(self.survey.inputs, record=ledger.failure)
+        switch = StopSwitch(grace_s=self.request.grace_s, clock=self.clock)
+        with self._signals(switch), self._progress(tally, store):
+            outcome = run_rows(rows, store, engine=engine, bookkeeping=(tally, switch), limits=self.request.limits)
+        return ExtractReport(
+            run=self.run.digest.hex,
+            counts=tally.counts(),
+            rows=self.survey.rows,
+            duplicates=len(self.survey.duplicate_lines),
+            failures=tally.failures(),
+            failures_file=str(ledger.failures_path),
+            elapsed_s=self.clock.monotonic() - start,
+            signal=switch.signal,
+            error=outcome.error,
+            local_only=() if outcome.is_flushed else tuple(store.status().only_local_ids),
+            is_abandoned=outcome.is_abandoned,
+        )
+
+    def _signals(self, switch: StopSwitch) -> AbstractContextManager[object]:
+        return switch.installed() if self.request.handles_signals else nullcontext()
+
+    def _progress(self, tally: Tally, store: SampleStore) -> AbstractContextManager[None]:
+        def local_bytes() -> int | None:
+            try:
+                return store.status().local_bytes
+            except DurastoreError:
+                return None  # the number is a courtesy; whatever is wrong with the store ends the run by itself
+
+        if not self.request.is_progress_shown:
+            return nullcontext()
+        return shown_progress(tally.counts, local_bytes=local_bytes, clock=self.clock)

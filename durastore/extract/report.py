@@ -1,0 +1,80 @@
+"""How an extraction ended.
+
+Duty: the final `ExtractReport` and the exit code it stands for. Must never call a run done while an input has no
+outcome or a sample is only on this machine.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from durastore.errors import DurastoreError
+from durastore.extract.rows import RowFailure
+from durastore.extract.tally import Counts
+
+__all__ = ["ExtractReport"]
+
+_PARTLY_DONE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractReport:
+    """Counts over distinct inputs, failures with reasons, and what is not in the bucket yet."""
+
+    run: str
+    counts: Counts
+    rows: int
+    duplicates: int
+    """Rows that repeat an earlier row's id and content; not part of `counts.inputs`."""
+    failures: tuple[RowFailure, ...]
+    """The first thousand."""
+    failures_file: str
+    elapsed_s: float
+    signal: int | None
+    error: DurastoreError | None
+    """What ended the run early, or kept samples from the bucket."""
+    local_only: tuple[str, ...]
+    """Samples that are durable on this machine but not in the bucket's manifest."""
+    is_abandoned: bool
+    """The grace time ended before everything was flushed; threads may still be waiting for the network."""
+
+    @property
+    def exit_code(self) -> int:
+        """DESIGN 4: 130/143 interrupted, the error's own code, 3 partly done, 0 all inputs are in the bucket."""
+        if self.signal is not None:
+            return 128 + self.signal
+        if self.error is not None:
+            return self.error.exit_code
+        return _PARTLY_DONE if self.counts.failed or self.counts.left or self.local_only else 0
+
+    def render(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return {
+            "run": self.run,
+            "rows": self.rows,
+            "inputs": self.counts.inputs,
+            "ok": self.counts.ok,
+            "failed": self.counts.failed,
+            "skipped": self.counts.skipped,
+            "not_attempted": self.counts.left,
+            "duplicates": self.duplicates,
+            "tokens": self.counts.tokens,
+            "tensor_bytes": self.counts.tensor_bytes,
+            "elapsed_s": round(self.elapsed_s, 3),
+            "interrupted_by": signal.Signals(self.signal).name if self.signal is not None else None,
+            "error": {"code": self.error.code, "message": self.error.message} if self.error is not None else None,
+            "local_only": list(self.local_only),
+            "failures_file": self.failures_file,
+            "failures": [
+                {
+                    "line": failure.line,
+                    "id": str(failure.sample_id) if failure.sample_id is not None else None,
+                    "stage": failure.stage,
+                    "reason": failure.reason,
+                }
+                for failure in self.failures
+            ],
+            "exit_code": self.exit_code,
+        }

@@ -1,0 +1,154 @@
+"""Rows in, samples stored: the loop of an extraction.
+
+Duty: leave out what is done, batch the rest, run the model, hand the states to the writer, and account for every row.
+Must never decide from a file's existence that something is done, and must never let one bad sample end the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from durastore.errors import ConfigError, DurastoreError, EngineFailed
+from durastore.extract.batching import batches
+from durastore.extract.engine import Engine, Extracted, Refused
+from durastore.extract.ports import SampleStore
+from durastore.extract.rows import RowFailure, TokenRow
+from durastore.extract.switch import StopSwitch
+from durastore.extract.tally import Tally
+from durastore.extract.writer import StoreWriter
+
+__all__ = ["Outcome", "RunnerLimits", "run_rows"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerLimits:
+    """How much is in work at once."""
+
+    batch_tokens: int = 8192
+    """Tokens of a batch, padding included."""
+    queue_bytes: int = 1 << 30
+    """Memory for states that wait to be stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What ended the loop, if not the end of the input."""
+
+    error: DurastoreError | None
+    is_flushed: bool
+    """Everything that was put is in the bucket's manifest."""
+    is_abandoned: bool
+    """The grace time ended before the flush did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    store: SampleStore
+    engine: Engine
+    tally: Tally
+    switch: StopSwitch
+    writer: StoreWriter
+
+    @property
+    def is_over(self) -> bool:
+        return self.switch.signal is not None or self.writer.error is not None
+
+
+def run_rows(
+    rows: Iterable[TokenRow | RowFailure],
+    store: SampleStore,
+    *,
+    engine: Engine,
+    bookkeeping: tuple[Tally, StopSwitch],
+    limits: RunnerLimits,
+) -> Outcome:
+    """Extract and store every row that is not done, then flush. Every row ends in exactly one count of the tally.
+
+    Never raises for a sample. What ends the run early (the store, the model, the input, a signal) is in the outcome;
+    what was stored until then is whole. Same call again: goes on with what is not done.
+    """
+    tally, switch = bookkeeping
+    writer = StoreWriter(store, tally, limit_bytes=limits.queue_bytes)
+    work = _Work(store=store, engine=engine, tally=tally, switch=switch, writer=writer)
+    writer.start()
+    error: Exception | None = None
+    try:
+        _work_off(work, rows, batch_tokens=limits.batch_tokens)
+    except Exception as exc:  # noqa: BLE001 - reported after the queue is stored: what the model has done must not be lost with it
+        error = exc
+    writer.finish()
+    is_done = False
+    while not is_done and not switch.is_expired:
+        is_done = writer.wait()
+    return Outcome(
+        error=_as_reported(error or writer.error),
+        is_flushed=is_done and writer.error is None,
+        is_abandoned=not is_done,
+    )
+
+
+def _as_reported(error: Exception | None) -> DurastoreError | None:
+    if error is None or isinstance(error, DurastoreError):
+        return error
+    wrapped = DurastoreError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _work_off(work: _Work, rows: Iterable[TokenRow | RowFailure], *, batch_tokens: int) -> None:
+    is_started = False
+    for batch in batches(_not_done(work, rows), batch_tokens=batch_tokens):
+        if work.is_over:
+            return
+        if not is_started:  # a finished run costs no model load
+            work.engine.start()
+            is_started = True
+        for row, result in zip(batch, _extract(work.engine, batch), strict=True):
+            if isinstance(result, Refused):
+                work.tally.add_failed(_failed(row, reason=result.reason))
+            elif not work.writer.submit(row, result, may_wait=lambda: not work.switch.is_expired):
+                return
+
+
+def _not_done(work: _Work, rows: Iterable[TokenRow | RowFailure]) -> Iterator[TokenRow]:
+    for row in rows:
+        if work.is_over:
+            return
+        if isinstance(row, RowFailure):
+            work.tally.add_failed(row)
+        elif work.store.contains(str(row.sample_id), input_digest=row.input_digest.hex):  # INV-8
+            work.tally.add_skipped()
+        else:
+            yield row
+
+
+def _extract(engine: Engine, batch: Sequence[TokenRow]) -> list[Extracted | Refused]:
+    """The batch's results; a batch that raises is halved until the sample that cannot be done stands alone."""
+    outcome = _attempt(engine, batch)
+    if not isinstance(outcome, str):
+        return outcome
+    # Out of the except block, so that the failed pass's tensors are no longer held by its traceback.
+    sickness = engine.health()
+    if sickness is not None:
+        raise EngineFailed(f"the model cannot go on: {sickness}", hint=f"the last batch failed with {outcome}")
+    if len(batch) == 1:
+        return [Refused(reason=outcome)]
+    middle = len(batch) // 2
+    return _extract(engine, batch[:middle]) + _extract(engine, batch[middle:])
+
+
+def _attempt(engine: Engine, batch: Sequence[TokenRow]) -> list[Extracted | Refused] | str:
+    try:
+        results = engine.extract(batch)
+    except (ConfigError, EngineFailed):
+        raise  # not about these samples
+    except Exception as exc:  # noqa: BLE001 - out of memory, a model's own check, ...: the reason of a failed sample
+        return " ".join(f"{type(exc).__name__}: {exc}".split())[:500]
+    if len(results) != len(batch):
+        raise EngineFailed(f"the engine gave {len(results)} results for {len(batch)} samples")
+    return results
+
+
+def _failed(row: TokenRow, *, reason: str) -> RowFailure:
+    return RowFailure(line=row.line, sample_id=row.sample_id, stage="states", reason=reason)

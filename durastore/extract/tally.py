@@ -1,0 +1,80 @@
+"""How many inputs ended how.
+
+Duty: thread-safe counts over distinct inputs, so that `ok + failed + skipped == inputs` can be checked (INV-10), and
+the failures themselves. Must never count a sample as ok before `put` has returned.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from durastore.extract.rows import RowFailure
+
+__all__ = ["Counts", "Tally"]
+
+SHOWN_FAILURES = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Counts at one moment."""
+
+    inputs: int
+    ok: int = 0
+    failed: int = 0
+    skipped: int = 0
+    """Done before: a live row of this run with this input's digest."""
+    tokens: int = 0
+    tensor_bytes: int = 0
+
+    @property
+    def left(self) -> int:
+        """Inputs that have no outcome (yet)."""
+        return self.inputs - self.ok - self.failed - self.skipped
+
+
+class Tally:
+    """The counts of one run. `record` is called with each failure, under the lock, before it is counted."""
+
+    def __init__(self, inputs: int, *, record: Callable[[RowFailure], None]) -> None:
+        self._lock = threading.Lock()
+        self._record = record
+        self._inputs = inputs
+        self._ok = self._failed = self._skipped = self._tokens = self._bytes = 0
+        self._failures: list[RowFailure] = []
+
+    def add_ok(self, *, tokens: int, tensor_bytes: int) -> None:
+        with self._lock:
+            self._ok += 1
+            self._tokens += tokens
+            self._bytes += tensor_bytes
+
+    def add_skipped(self) -> None:
+        with self._lock:
+            self._skipped += 1
+
+    def add_failed(self, failure: RowFailure) -> None:
+        """Count and record a failure; whatever `record` raises goes to the caller, and nothing is counted then."""
+        with self._lock:
+            self._record(failure)
+            self._failed += 1
+            if len(self._failures) < SHOWN_FAILURES:
+                self._failures.append(failure)
+
+    def counts(self) -> Counts:
+        with self._lock:
+            return Counts(
+                inputs=self._inputs,
+                ok=self._ok,
+                failed=self._failed,
+                skipped=self._skipped,
+                tokens=self._tokens,
+                tensor_bytes=self._bytes,
+            )
+
+    def failures(self) -> tuple[RowFailure, ...]:
+        """The first thousand; the failures file holds all."""
+        with self._lock:
+            return tuple(self._failures)

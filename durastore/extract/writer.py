@@ -1,0 +1,128 @@
+"""The one thread that stores samples, so that the model never waits for a disk until the queue is full.
+
+Duty: a queue bounded in bytes, `store.put` for each sample, a last `flush`. Must never drop a sample that it accepted
+without its run ending in an error, and never count one before `put` returned.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from durastore.errors import DurastoreError, InvalidInput
+from durastore.extract.engine import Extracted
+from durastore.extract.ports import SampleStore
+from durastore.extract.rows import RowFailure, TokenRow
+from durastore.extract.tally import Tally
+
+__all__ = ["StoreWriter"]
+
+_POLL_S = 0.1  # a waiting main thread looks up this often, because a signal handler may not take locks
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    row: TokenRow
+    extracted: Extracted
+
+
+class StoreWriter:
+    """Takes samples from one thread and stores them in another. Start with `start`, end with `finish` and `wait`."""
+
+    def __init__(self, store: SampleStore, tally: Tally, *, limit_bytes: int) -> None:
+        self._store = store
+        self._tally = tally
+        self._limit_bytes = limit_bytes
+        self._changed = threading.Condition()
+        self._queue: deque[_Job] = deque()
+        self._held_bytes = 0
+        self._is_finishing = False
+        self._is_done = False
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name="durastore-extract-writer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def error(self) -> Exception | None:
+        """What stopped the writer early: nothing is stored any more then."""
+        with self._changed:
+            return self._error
+
+    def submit(self, row: TokenRow, extracted: Extracted, *, may_wait: Callable[[], bool]) -> bool:
+        """Queue a sample; wait for room while `may_wait` says so. False if it was not taken."""
+        with self._changed:
+            while self._error is None and self._is_full_for(extracted.held_bytes):
+                if not may_wait():
+                    return False
+                self._changed.wait(_POLL_S)
+            if self._error is not None:
+                return False
+            self._queue.append(_Job(row, extracted))
+            self._held_bytes += extracted.held_bytes
+            self._changed.notify_all()
+            return True
+
+    def _is_full_for(self, size_bytes: int) -> bool:
+        """An empty queue takes any sample, however large: it could never be stored otherwise."""
+        return self._held_bytes > 0 and self._held_bytes + size_bytes > self._limit_bytes
+
+    def finish(self) -> None:
+        """No more samples will come: store what is queued, then flush the store. Returns at once."""
+        with self._changed:
+            self._is_finishing = True
+            self._changed.notify_all()
+
+    def wait(self) -> bool:
+        """Wait a moment; True once everything is stored and flushed, or an error ended it."""
+        with self._changed:
+            if not self._is_done:
+                self._changed.wait(_POLL_S)
+            return self._is_done
+
+    def _work(self) -> None:
+        error: Exception | None = None
+        try:
+            while (job := self._next()) is not None:
+                self._put(job)
+            self._store.flush()
+        except Exception as exc:  # noqa: BLE001 - handed to the runner, which stops and reports it
+            error = exc
+        with self._changed:
+            self._error = error
+            self._queue.clear()
+            self._held_bytes = 0
+            self._is_done = True
+            self._changed.notify_all()
+
+    def _next(self) -> _Job | None:
+        with self._changed:
+            while not self._queue and not self._is_finishing:
+                self._changed.wait()
+            return self._queue.popleft() if self._queue else None
+
+    def _put(self, job: _Job) -> None:
+        row, tensors = job.row, job.extracted.tensors
+        try:
+            self._store.put(
+                str(row.sample_id),
+                tensors,
+                meta={"n_tokens": len(row.input_ids), "line": row.line},
+                input_digest=row.input_digest.hex,
+            )
+        except InvalidInput as exc:  # this sample cannot be stored; others can
+            self._tally.add_failed(_store_failure(row, exc))
+        else:
+            tensor_bytes = sum(int(tensor.nbytes) for tensor in tensors.values())
+            self._tally.add_ok(tokens=len(row.input_ids), tensor_bytes=tensor_bytes)
+        finally:
+            with self._changed:
+                self._held_bytes -= job.extracted.held_bytes
+                self._changed.notify_all()
+
+
+def _store_failure(row: TokenRow, exc: DurastoreError) -> RowFailure:
+    return RowFailure(line=row.line, sample_id=row.sample_id, stage="store", reason=f"{exc.code}: {exc.message}")

@@ -1,0 +1,147 @@
+"""The command line's frame: help, exit codes, where output goes, and how quickly it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+from durastore import __version__, errors
+from durastore.errors import DurastoreError, SpoolFull
+from durastore_cli import main as main_module
+from durastore_cli.exits import EXIT_CODES
+from durastore_cli.main import COMMANDS, run
+
+ROOT = Path(__file__).parents[2]
+ALL_COMMANDS = [[], *([name] for name in COMMANDS), ["manifest", "show"], ["manifest", "rebuild"]]
+
+
+def _child(*arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}"}
+    command = [sys.executable, "-m", "durastore_cli.main", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("command", ALL_COMMANDS, ids=lambda c: " ".join(c) or "durastore")
+def test_every_help_shows_the_exit_codes(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command, "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for code, meaning in EXIT_CODES.items():
+        assert f"{code:<4} {meaning}" in out
+
+
+def test_every_error_has_an_exit_code_that_help_shows() -> None:
+    classes = [getattr(errors, name) for name in errors.__all__]
+    assert {c.exit_code for c in classes if issubclass(c, DurastoreError)} <= set(EXIT_CODES)
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from durastore_cli.main import run; assert run(['--help']) == 0;"
+        "heavy = {'torch', 'boto3', 'botocore', 'obstore', 'pyarrow', 'numpy', 'transformers', 'rich'};"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}"}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, timeout=60)
+    took = []
+    for _ in range(3):
+        start = time.monotonic()
+        assert _child("--help").returncode == 0
+        took.append(time.monotonic() - start)
+    assert min(took) < 0.3, took
+
+
+def test_the_version_is_the_library_s(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"durastore, version {__version__}"
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (["nothing"], "No such command"),
+        (["extract"], "Missing argument"),
+        (["extract", "x.jsonl"], "--model"),
+        (["extract", "x.jsonl", "--model", "m", "--layers", "1", "--high-watermark", "lots"], "lots"),
+        (["stop", "--grace", "-1"], "--grace"),
+        (["stop"], "--local"),
+        (["manifest", "show"], "--bucket"),
+    ],
+)
+def test_wrong_usage_is_2_and_on_stderr(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert named in err
+
+
+def test_no_command_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Commands" in err
+
+
+def _raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    @click.command()
+    def command() -> None:
+        raise error
+
+    module = type(sys)("durastore_cli_raising")
+    module.__dict__["command"] = command
+    monkeypatch.setitem(sys.modules, "durastore_cli_raising", module)
+    monkeypatch.setattr(main_module, "COMMANDS", {"raise": ("durastore_cli_raising", "")})
+
+
+@pytest.mark.parametrize(
+    "error, code, shown",
+    [
+        (SpoolFull("no room", hint="free some"), 14, ["durastore: no room [spool-full]", "hint: free some"]),
+        (KeyboardInterrupt(), 130, ["durastore: interrupted"]),
+        (ValueError("odd"), 1, ["durastore: unexpected ValueError: odd"]),
+    ],
+)
+def test_errors_become_lines_and_exit_codes(
+    error: BaseException,
+    code: int,
+    shown: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _raising(monkeypatch, error)
+    assert run(["raise"]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.split("\n")[-len(shown) - 1 : -1] == shown
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _raising(monkeypatch, SpoolFull("no room"))
+    assert run(["--debug", "raise"]) == 14
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_stop_of_an_absent_root_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["stop", "--local", str(tmp_path / "absent")]) == 10
+    assert "[no-store]" in capsys.readouterr().err
+
+
+def test_stop_of_an_idle_root(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["stop", "--local", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"processes": [], "exit_code": 0}
+
+
+def test_the_environment_names_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DURASTORE_LOCAL", str(tmp_path))
+    assert run(["stop"]) == 0
+    assert capsys.readouterr().out == "no process holds a spool of this root\n"

@@ -1,0 +1,279 @@
+"""A whole extraction with a small model and a real bucket: stored, readable, resumable, counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import durastore
+from durastore.demo.seaweed import SeaweedServer
+from durastore.errors import ConfigError, InvalidInput, RunMismatch
+from durastore.extract.job import ExtractRequest, run_extract
+from durastore.extract.ledger import FAILURES_FILE, LOG_FILE
+from durastore.extract.report import ExtractReport
+from durastore.extract.rows import input_digest
+from durastore.extract.runner import RunnerLimits
+from durastore.extract.transformers_engine import ModelSettings
+from durastore.model import SampleId
+from durastore.store.opening import OptionOverrides
+from durastore_cli.main import run
+
+ROOT = Path(__file__).parents[2]
+WORDS = ["<unk>", "<|user|>", "<|end|>", *(f"w{n}" for n in range(60))]
+TEMPLATE = "{% for m in messages %}<|user|> {{ m['content'] }} <|end|> {% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A four-layer Llama with random weights, a word tokeniser and a chat template."""
+    folder = tmp_path_factory.mktemp("model")
+    transformers.set_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        vocab_size=64,
+        max_position_embeddings=40,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+class Job:
+    """One input file, one root and one bucket; run as often as wanted."""
+
+    def __init__(self, folder: Path, model: Path, server: SeaweedServer) -> None:
+        self.input = folder / "train.jsonl"
+        self.root = folder / "spool"
+        self.bucket = f"s3://{server.make_bucket()}/run"
+        self.options = OptionOverrides(endpoint_url=server.endpoint_url, addressing_style="path", seal_age_s=0.2)
+        self._model = model
+
+    def write(self, *rows: dict[str, Any] | str) -> None:
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+        self.input.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+    def run(self, **changes: Any) -> ExtractReport:
+        values: dict[str, Any] = {
+            "input": self.input,
+            "model": str(self._model),
+            "layers": "1,3,last",
+            "bucket": self.bucket,
+            "local": self.root,
+            "options": self.options,
+            "settings": ModelSettings(device="cpu"),
+            "limits": RunnerLimits(batch_tokens=64),
+        }
+        return run_extract(ExtractRequest(**{**values, **changes}))
+
+    def dataset(self) -> durastore.Dataset:
+        return durastore.Dataset(self.bucket, endpoint_url=self.options["endpoint_url"], addressing_style="path")
+
+
+@pytest.fixture
+def job(tmp_path: Path, model_folder: Path, seaweed: SeaweedServer, aws_env: dict[str, str]) -> Job:
+    del aws_env
+    return Job(tmp_path, model_folder, seaweed)
+
+
+def test_rows_of_all_kinds_are_stored_read_back_and_not_done_twice(job: Job) -> None:
+    rows: list[dict[str, Any] | str] = [
+        {"id": "ids/1", "input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1]},
+        {"sample_id": "text", "text": "w1 w2 w3"},
+        {"conversation_id": "chat", "messages": [{"role": "user", "content": "w4 w5"}]},
+        {"prompt": "w6"},
+        "{",
+        {"id": "long", "input_ids": [1] * 41},
+        {"id": "outside", "input_ids": [64]},
+        {"id": "ids/1", "input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1]},
+    ]
+    job.write(*rows)
+    report = job.run()
+    counts = report.counts
+    assert (counts.inputs, counts.ok, counts.failed, counts.skipped, counts.left) == (7, 4, 3, 0, 0)
+    assert (report.error, report.local_only, report.duplicates, report.exit_code) == (None, (), 1, 3)
+    assert {(f.line, f.stage) for f in report.failures} == {(5, "read"), (6, "length"), (7, "states")}
+    dataset = job.dataset()
+    assert len(dataset) == 4
+    sample = dataset["ids/1"]
+    assert sample.tensors["hidden_states"].shape == (4, 3, 32)
+    assert sample.tensors["hidden_states"].dtype is torch.bfloat16
+    assert sample.tensors["input_ids"].tolist() == [5, 6, 7, 8]
+    assert sample.tensors["loss_mask"].tolist() == [0, 0, 1, 1]
+    assert sample.meta == {"line": 1, "n_tokens": 4}
+    assert dataset["chat"].tensors["input_ids"].tolist() == [1, 7, 8, 2]
+    ids, mask = sample.tensors["input_ids"].numpy(), sample.tensors["loss_mask"].numpy()
+    assert sample.input_digest == input_digest(ids, mask)
+
+    again = job.run()
+    assert (again.counts.ok, again.counts.failed, again.counts.skipped) == (0, 3, 4)
+    rows[1] = {"sample_id": "text", "text": "w1 w2 w9"}
+    job.write(*rows, {"id": "new", "text": "w1"})
+    edited = job.run()
+    assert (edited.counts.ok, edited.counts.failed, edited.counts.skipped) == (2, 3, 3)
+    dataset = job.dataset()
+    assert len(dataset) == 5
+    assert dataset["text"].tensors["input_ids"].tolist() == [4, 5, 12]
+    markers = [line.split()[1] for line in (job.root / LOG_FILE).read_text(encoding="utf-8").splitlines()]
+    assert [m for m in markers if m != "LOG"] == ["START", "END", "RESTART", "END", "RESTART", "END"]
+    assert len((job.root / FAILURES_FILE).read_text(encoding="utf-8").splitlines()) == 9
+
+
+def test_the_stored_run_tells_model_layers_and_convention(job: Job) -> None:
+    job.write({"id": "a", "text": "w1"})
+    job.run(layers="last,2", is_truncated=True, max_tokens=30)
+    (run,) = job.dataset().runs.values()
+    values = json.loads(run.text)
+    assert values["layers"] == [2, 4]
+    assert (values["num_layers"], values["last_is_normed"], values["dtype"]) == (4, False, "bfloat16")
+    assert values["truncated_to_tokens"] == 30
+    assert values["model"]["architecture"] == "LlamaForCausalLM"
+    assert set(values["model"]) > {"config_digest", "tensors_digest", "tokenizer_digest", "weights_probe"}
+
+
+def test_another_run_at_the_prefix_is_refused_before_the_model_is_loaded(job: Job) -> None:
+    job.write({"id": "a", "text": "w1"})
+    assert job.run().exit_code == 0
+    with pytest.raises(RunMismatch, match="layers"):
+        job.run(layers="2")
+    assert job.run(max_tokens=7).counts.skipped == 1  # a length limit alone is not another run
+
+
+@pytest.mark.parametrize(
+    "changes, error",
+    [
+        ({"layers": "5"}, InvalidInput),
+        ({"model": "./absent"}, ConfigError),
+        ({"input": Path("absent.jsonl")}, InvalidInput),
+        ({"options": {"reclaim": "always"}}, ConfigError),
+    ],
+)
+def test_a_wrong_request_writes_nothing(changes: dict[str, Any], error: type[Exception], job: Job) -> None:
+    job.write({"id": "a", "text": "w1"})
+    with pytest.raises(error):
+        job.run(**changes)
+    assert not job.root.exists()
+
+
+def test_one_id_with_two_contents_is_refused_before_the_start(job: Job) -> None:
+    job.write({"id": "a", "text": "w1"}, {"id": "b", "text": "w1"}, {"id": "a", "text": "w2"})
+    with pytest.raises(InvalidInput, match="lines 1 and 3"):
+        job.run()
+    assert not job.root.exists()
+
+
+def test_stored_states_equal_a_forward_pass_of_their_own(job: Job, model_folder: Path) -> None:
+    job.write(*({"id": f"s{n}", "text": " ".join(f"w{(n * k) % 60}" for k in range(1, 2 + 5 * n))} for n in range(7)))
+    assert job.run(settings=ModelSettings(device="cpu", dtype="float32"), layers="0,2,last").exit_code == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+    dataset = job.dataset()
+    for n in range(7):
+        sample = dataset[SampleId(f"s{n}").text]
+        with torch.inference_mode():
+            states = model(input_ids=sample.tensors["input_ids"][None], output_hidden_states=True).hidden_states
+        stored = sample.tensors["hidden_states"]
+        torch.testing.assert_close(stored[:, 0], states[0][0])
+        torch.testing.assert_close(stored[:, 1], states[2][0], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(model.model.norm(stored[:, 2]), states[4][0], rtol=1e-4, atol=1e-5)
+
+
+# --- the command line ----------------------------------------------------------------------------------------------
+
+
+def _command(job: Job, model: Path, *more: str) -> list[str]:
+    arguments = ["extract", str(job.input), "--model", str(model), "--layers", "2,last", "--device", "cpu", "--json"]
+    place = ["--bucket", job.bucket, "--local", str(job.root), "--endpoint-url", str(job.options["endpoint_url"])]
+    return [*arguments, *place, "--addressing-style", "path", *more]
+
+
+def _extracting(job: Job, model: Path, env: dict[str, str]) -> subprocess.Popen[str]:
+    """An extraction in a process of its own, one sample a batch."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "durastore_cli.main", *_command(job, model, "--batch-tokens", "5")],
+        env={**env, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}", "DURASTORE_SEAL_AGE_S": "0.2"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _wait_for_packs(job: Job, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size > 20_000 for path in job.root.glob("w-*/packs/*")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_stop_ends_an_extraction_cleanly_and_the_same_command_resumes(
+    job: Job,
+    model_folder: Path,
+    aws_env: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    inputs = 250
+    job.write(*({"id": f"s{n}", "input_ids": [n % 60] * 5} for n in range(inputs)))
+    first = _extracting(job, model_folder, aws_env)
+    _wait_for_packs(job, first)
+    assert run(["stop", "--local", str(job.root), "--grace", "60", "--json"]) == 0
+    stopped = json.loads(capsys.readouterr().out)["processes"]
+    assert stopped == [{"pid": first.pid, "spools": ["w-00"], "outcome": "stopped"}]
+    out, err = first.communicate(timeout=10)
+    assert first.returncode == 143, err
+    report = json.loads(out)
+    assert (report["interrupted_by"], report["failed"], report["local_only"]) == ("SIGTERM", 0, [])
+    assert 0 < report["ok"] < inputs
+    assert report["ok"] + report["not_attempted"] == inputs
+    assert len(job.dataset()) == report["ok"]
+
+    monkeypatch.setenv("DURASTORE_SEAL_AGE_S", "0.2")
+    assert run(_command(job, model_folder)) == 0
+    out, err = capsys.readouterr()
+    resumed = json.loads(out)
+    assert (resumed["skipped"], resumed["ok"]) == (report["ok"], inputs - report["ok"])
+    assert "\x1b" not in err
+    assert "durastore extract: " in err
+    assert len(job.dataset()) == inputs
+    remote = ["--bucket", job.bucket, "--endpoint-url", str(job.options["endpoint_url"]), "--json"]
+    assert run(["manifest", "show", *remote]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["samples"], shown["duplicate_rows"], len(shown["runs"])) == (inputs, 0, 1)
+    assert run(["manifest", "rebuild", "--dry-run", *remote]) == 0
+    assert json.loads(capsys.readouterr().out)["packs_to_read"] == 0
+
+
+def test_a_second_sigint_leaves_at_once_and_costs_no_stored_sample(
+    job: Job, model_folder: Path, aws_env: dict[str, str]
+) -> None:
+    job.write(*({"id": f"s{n}", "input_ids": [n % 60] * 5} for n in range(250)))
+    process = _extracting(job, model_folder, aws_env)
+    _wait_for_packs(job, process)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "stopping after this batch" not in (line := process.stderr.readline()):
+        assert line
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    report = job.run(layers="2,last", limits=RunnerLimits(batch_tokens=5000))
+    assert (report.error, report.exit_code) == (None, 0)
+    assert report.counts.skipped > 0
+    assert len(job.dataset()) == 250
