@@ -1,0 +1,93 @@
+"""Reads the shipped source as syntax trees, so that rules about it can be checked on any copy of the repository."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+SHIPPED = ("durastore", "cli")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Use:
+    """Something found at one place: file (relative), qualified name of the function around it, and what it is."""
+
+    file: str
+    function: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.function}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """One parsed module."""
+
+    name: str
+    text: str
+    tree: ast.Module
+    aliases: dict[str, str]
+    """Local name -> what it was imported as: `o` -> `os` for `import os as o`."""
+
+    def walk(self) -> Iterator[tuple[ast.AST, str]]:
+        """Every node with the qualified name of the function or class around it (`<module>` outside any)."""
+        return _walk(self.tree, ())
+
+    def use(self, function: str, what: str) -> Use:
+        return Use(file=self.name, function=function, what=what)
+
+    def dotted(self, node: ast.AST) -> str | None:
+        """`o.path.join` as `os.path.join`; None for anything that is not a plain dotted name."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return None
+        parts.append(self.aliases.get(node.id, node.id))
+        return ".".join(reversed(parts))
+
+
+@lru_cache(maxsize=4)
+def load_sources(root: Path) -> tuple[SourceFile, ...]:
+    """Every Python file that is shipped, below `root`. A file that does not parse is an error, never skipped.
+
+    Remembered, so a copy must be complete before it is first looked at.
+    """
+    found = []
+    for folder in SHIPPED:
+        for path in sorted((root / folder).rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            tree = ast.parse(text, filename=str(path))
+            name = path.relative_to(root).as_posix()
+            found.append(SourceFile(name=name, text=text, tree=tree, aliases=_aliases(tree)))
+    if not found:
+        raise FileNotFoundError(f"no sources below {root}")
+    return tuple(found)
+
+
+def _walk(node: ast.AST, around: tuple[str, ...]) -> Iterator[tuple[ast.AST, str]]:
+    yield node, ".".join(around) or "<module>"
+    inner = around
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        inner = (*around, node.name)
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child, inner)
+
+
+def _aliases(tree: ast.Module) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                found[alias.asname or top] = alias.name if alias.asname else top
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return found

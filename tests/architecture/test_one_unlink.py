@@ -1,0 +1,34 @@
+"""Where data can leave a disk, and that it can leave a bucket nowhere.
+
+A new line in `EXPECTED` needs an ADR (docs/adr/README.md).
+"""
+
+from __future__ import annotations
+
+from tests.architecture.destructive_calls import find_destructive_calls, find_remote_deletes
+from tests.architecture.source_tree import REPO, Use
+
+EXPECTED = [
+    # Drops the temp name that the same call made.
+    Use(file="durastore/fsio/publish.py", function="publish", what="durastore.fsio.sys.SYS.unlink"),
+    # Drops a name after another one of the same inode was linked and synced.
+    Use(file="durastore/fsio/relocate.py", function="relocate", what="durastore.fsio.sys.SYS.unlink"),
+    # The system call itself, one method, so that crash tests can stop at it (ADR 0001).
+    Use(file="durastore/fsio/sys.py", function="SystemCalls.unlink", what="os.unlink"),
+    # The only one that can drop the last name of data; it spends a receipt.
+    Use(file="durastore/reclaim/_unlink.py", function="unlink_proven", what="durastore.fsio.sys.SYS.unlink"),
+    # Test kit: judges each unlink of the process under test, then lets it happen (ADR 0001).
+]
+
+NOT_REMOTE = [
+    # SQLite's word for its rollback mode, in `PRAGMA journal_mode`.
+    Use(file="durastore/spool/journal_db.py", function="JournalDatabase._set_pragmas", what="DELETE"),
+]
+
+
+def test_names_and_bytes_are_taken_away_only_where_expected() -> None:
+    assert find_destructive_calls(REPO) == EXPECTED
+
+
+def test_nothing_deletes_in_a_bucket() -> None:
+    assert find_remote_deletes(REPO) == NOT_REMOTE
