@@ -1,0 +1,217 @@
+"""Writes the seed corpus: small inputs made by our own writers, one folder a target.
+
+`python -m tests.fuzz.seeds` writes the files that are not there yet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+
+from durastore.codec.encode import EncodedSample, SampleContext, encode_sample
+from durastore.formats.journal import render_entry, render_evidence
+from durastore.formats.marker import Marker
+from durastore.formats.pack import TRAILER, member_header, member_padding, run_member
+from durastore.formats.segment import SegmentContent, render_segment
+from durastore.formats.spool_root import RootRecord, render_root
+from durastore.formats.upload_session import PartRecord, UploadSession, render_session
+from durastore.manifest.snapshot import SegmentRef, snapshot_of
+from durastore.model import (
+    Digest,
+    Evidence,
+    EvidenceLevel,
+    ManifestRow,
+    ObjectFacts,
+    ObjectKey,
+    Run,
+    SampleId,
+    Tombstone,
+    WriterId,
+    render_json,
+)
+from durastore.objectstore.probe.result import ChecksumKind, Outcome, ProbeCheck, ProbeResult
+from tests.fuzz.target import CORPUS
+
+RUN = Run.of({"model": "m", "layers": [2, 15]})
+KEY = ObjectKey("p/packs/0123456789abcdef/000000000001-0011223344556677.tar")
+SEGMENT_KEYS = tuple(ObjectKey(f"p/manifest/0123456789abcdef/{seq:012d}-{seq:016x}.parquet") for seq in (1, 2, 3))
+CRC = "AAAAAAAAAAA="
+
+
+def samples() -> list[EncodedSample]:
+    context = SampleContext(run=RUN, meta={"k": [1, None]}, input_digest=Digest.of(b"i"))
+    alone = SampleContext(run=RUN, meta=None, input_digest=None, embed_run_above_bytes=0)
+    hidden = np.arange(12, dtype=np.float32).reshape(6, 2)
+    return [
+        encode_sample(
+            SampleId("a/b"), {"h": hidden, "z": np.zeros((0, 2), np.int8), "s": np.uint8(3)}, context=context
+        ),
+        encode_sample(SampleId("x.y"), {"t": np.arange(5, dtype=np.int64)}, context=alone),
+        encode_sample(SampleId("big"), {"w": np.zeros((3, 700, 512), np.uint8)}, context=context),
+    ]
+
+
+def pack(*names: str) -> bytes:
+    small = b"".join(samples()[1].chunks())
+    members = [member_header(SampleId(n), len(small)) + small + member_padding(len(small)) for n in names]
+    return run_member(RUN) + b"".join(members)
+
+
+def segment() -> bytes:
+    return render_segment(
+        SegmentContent(
+            rows=tuple(ManifestRow(entry=s.entry(offset=512, time_ns=7), object=held()) for s in samples()),
+            tombstones=(Tombstone(sample_id=SampleId("t"), key=KEY, offset=0, reason="lost"),),
+            covers=SEGMENT_KEYS,
+            runs=(RUN,),
+        )
+    )
+
+
+def held() -> ObjectFacts:
+    return ObjectFacts(
+        key=KEY,
+        size_bytes=1 << 30,
+        digest=Digest.of(b"o"),
+        crc64nvme=CRC,
+        etag='"e"',
+        version_id=None,
+        writer=WriterId("0123456789abcdef"),
+    )
+
+
+def evidence() -> str:
+    return render_evidence(
+        Evidence(
+            level=EvidenceLevel.READ_BACK,
+            key=KEY,
+            size_bytes=9,
+            digest=Digest.of(b"o"),
+            etag='"e"',
+            version_id="v",
+            taken="1:2:boot",
+            server_time_s=1.5,
+        )
+    )
+
+
+def probe() -> ProbeResult:
+    names = (("put.crc64nvme", Outcome.REFUSED), ("lifecycle", Outcome.BLOCKING), ("clock", Outcome.UNKNOWN))
+    return ProbeResult(
+        id="0" * 16,
+        target="0" * 32,
+        taken="1:2:boot",
+        endpoint="http://h:1",
+        bucket="b",
+        prefix="p",
+        checks=tuple(ProbeCheck(name=n, outcome=o, detail="d", meaning="m") for n, o in names),
+        level_single=EvidenceLevel.ATTESTED,
+        level_multipart=EvidenceLevel.READ_BACK,
+        checksum_single=ChecksumKind.CRC64NVME,
+        checksum_multipart=None,
+        absent_is_404=True,
+        is_create_only_enforced=False,
+        is_if_match_enforced=None,
+        is_versioned=False,
+        clock_skew_s=-0.5,
+        expiring_rule=None,
+        request_count=40,
+    )
+
+
+def corpora() -> dict[str, Mapping[str, bytes]]:
+    """Target -> name -> bytes."""
+    encoded = samples()
+    headers = {name: one.header for name, one in zip(("three", "alone", "chunks"), encoded, strict=True)}
+    return {
+        "sample_header": headers,
+        "sample_decode": headers,
+        "sample_scan": {"three": b"".join(encoded[0].chunks()), "alone": b"".join(encoded[1].chunks())},
+        "pack_walk": {"two": pack("a", "b/c.d") + TRAILER, "long": pack("n" * 150), "run": run_member(RUN)},
+        "segment_row": _row_seeds(encoded[0]),
+        **_text_seeds(),
+        **_journal_seeds(encoded[0]),
+        **_name_seeds(),
+    }
+
+
+def _row_seeds(one: EncodedSample) -> dict[str, bytes]:
+    entry, facts = one.entry(offset=512, time_ns=7), held()
+    row = {
+        "kind": "row", "sample_id": "a/b", "key": KEY.text, "offset": 512, "length": entry.length,
+        "header_length": entry.header_length, "header_digest": "0123456789abcdef", "object_size": 1 << 30,
+        "object_digest": "0123456789abcdef", "crc64nvme": CRC, "etag": facts.etag, "version_id": "v",
+        "writer": facts.writer.hex, "schema": entry.schema, "meta": entry.meta, "run": "0123456789abcdef",
+        "input_digest": "0123456789abcdef", "provenance": "computed", "time_ns": 7, "reason": None,
+        "covers": render_json([key.text for key in SEGMENT_KEYS]), "runs": render_json([RUN.text]),
+    }  # fmt: skip
+    stone = {**row, "kind": "tombstone", "reason": "lost"}
+    return {"row": json.dumps(row).encode(), "tombstone": json.dumps(stone).encode()}
+
+
+def _text_seeds() -> dict[str, Mapping[str, bytes]]:
+    marker = Marker(store_id="0" * 32, format=1, run=RUN, created_ns=1)
+    parts = tuple(PartRecord(number=n, etag=f'"{n}"', size_bytes=8 << 20, crc64nvme=CRC) for n in (1, 2, 7))
+    refs = [SegmentRef(key=key, size_bytes=5, last_modified_s=1.5) for key in SEGMENT_KEYS]
+    root = RootRecord(root_id="0" * 32, fs_uuid="uuid", directory_inode=7)
+    note = {"key": "a/b", "size_bytes": 3, "crc64nvme": CRC, "metadata": {"k": "v"}}
+    rows = {
+        "tokens": {"id": "a", "input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]},
+        "chat": {"id": 7, "messages": [{"role": "user", "content": "hi"}], "tools": [{"name": "t"}]},
+        "text": {"prompt": "def f():\n"},
+    }
+    return {
+        "marker": {
+            "run": marker.render(),
+            "plain": Marker(store_id="1" * 32, format=1, run=None, created_ns=1).render(),
+        },
+        "run": {"run": RUN.text.encode()},
+        "upload_session": {"parts": render_session(UploadSession(upload_id="u", part_bytes=8, parts=parts)).encode()},
+        "snapshot": {"three": snapshot_of("p", refs).render().encode(), "empty": snapshot_of("", []).render().encode()},
+        "probe_result": {"attested": probe().render()},
+        "spool_root": {"root": render_root(root)},
+        "directory_note": {"note": render_json(note).encode()},
+        "input_row": {name: json.dumps(row).encode() for name, row in rows.items()},
+    }
+
+
+def _journal_seeds(one: EncodedSample) -> dict[str, Mapping[str, bytes]]:
+    entry = render_entry(1, one.entry(offset=512, time_ns=7))[1:]
+    record = [
+        1, "0123456789abcdef-000000000001.tar", "tar", "verified", "0123456789abcdef", 1, 99, "0" * 32, CRC, KEY.text,
+        "1:2:3:4:5", "w", '"e"', "v", "1:2:boot", 1.5, evidence(), SEGMENT_KEYS[0].text, "intent", "reason", 3,
+    ]  # fmt: skip
+    rows = {"entry": json.dumps(entry).encode(), "pack": json.dumps(record).encode(), "evidence": evidence().encode()}
+    return {"journal_columns": rows}
+
+
+def _name_seeds() -> dict[str, Mapping[str, bytes]]:
+    page = (
+        b'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        b"<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken><EncodingType>url</EncodingType>"
+        b"<Contents><Key>p/a%20b</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified><ETag>&quot;e&quot;</ETag>"
+        b"<Size>3</Size><StorageClass>STANDARD</StorageClass></Contents>"
+        b"<Contents><Key>p/c/</Key><Size>0</Size></Contents></ListBucketResult>"
+    )
+    urls = {"s3": "s3://bucket/p/q", "file": "file:///tmp/a%20b", "path": "./a/b", "name": "bucket", "size": "1.5GiB"}
+    names = {"id": "HumanEval/0", "dots": "a.b/ü%/x.y", "key": KEY.text, "hidden": ".durastore/x"}
+    return {
+        "list_page": {"page": page, "end": page.replace(b">true<", b">false<").replace(b"url<", b"none<")},
+        "bucket_url": {"endpoint": b"https://host:9000", **{name: text.encode() for name, text in urls.items()}},
+        "names": {name: text.encode() for name, text in names.items()},
+    }
+
+
+def main() -> None:
+    for target, files in corpora().items():
+        folder = CORPUS / target
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            if not (folder / name).exists():
+                (folder / name).write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()
