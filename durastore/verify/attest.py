@@ -18,7 +18,7 @@ from durastore.objectstore.probe.result import ChecksumKind
 from durastore.spool.records import PackRecord
 from durastore.verify.policy import ProofPolicy
 
-__all__ = ["attest"]
+__all__ = ["attest", "compare_spot"]
 
 SPOT_BYTES = 64 << 10
 _HASH_BLOCK = 8 << 20
@@ -42,7 +42,7 @@ def attest(reader: ObjectReader, record: PackRecord, *, fd: int, policy: ProofPo
         _compare_crc(record, stat)
     else:
         _compare_md5(record, stat, policy=policy, fd=fd)
-    _compare_spot(reader, record, stat=stat, fd=fd)
+    compare_spot(reader, record, stat=stat, fd=fd)
     return Evidence(
         level=EvidenceLevel.ATTESTED,
         key=record.key,
@@ -101,7 +101,7 @@ def _md5(fd: int, offset: int, *, length: int) -> hashlib._Hash:
     return hasher
 
 
-def _compare_spot(reader: ObjectReader, record: PackRecord, *, stat: ObjectStat, fd: int) -> None:
+def compare_spot(reader: ObjectReader, record: PackRecord, *, stat: ObjectStat, fd: int) -> None:
     """One random block, read where the data lie: an index entry whose data are gone answers HEAD (case B61)."""
     size = record.size_bytes or 0
     length = min(SPOT_BYTES, size)

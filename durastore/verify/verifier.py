@@ -16,10 +16,10 @@ from durastore.errors import IntegrityError, NotVerified, ObjectAbsent
 from durastore.fsio.identity import FileIdentity, identify
 from durastore.manifest.marker_store import fetch_marker
 from durastore.model import Evidence, ObjectKey
-from durastore.objectstore.port import ObjectReader, ObjectStore
+from durastore.objectstore.port import ObjectReader, ObjectStat, ObjectStore
 from durastore.observe.events import Observer
 from durastore.spool.records import PackRecord
-from durastore.verify.attest import attest
+from durastore.verify.attest import attest, compare_spot
 from durastore.verify.guards import (
     guard_evidence,
     guard_freshness,
@@ -175,6 +175,7 @@ class Verifier:
         stat = reader.head(proof.key)
         guard_head(record, stat, evidence=proof)
         guard_server_clock(record, stat, evidence=proof, now=self._clock.stamp())
+        self._look_at_data(reader, record, stat=stat, fd=fd)
         return mint(
             pack_id=record.pack_id,
             identity=identity,
@@ -182,6 +183,15 @@ class Verifier:
             clock=self._clock,
             ttl_s=self._policy.receipt_ttl_s,
         )
+
+    def _look_at_data(self, reader: ObjectReader, record: PackRecord, *, stat: ObjectStat, fd: int) -> None:
+        """One random block, read now: an index entry whose data went after the proof still answers HEAD (case B61)."""
+        try:
+            compare_spot(reader, record, stat=stat, fd=fd)
+        except IntegrityError as exc:
+            self._observer.emit("verify.spot_mismatch", pack=record.name)
+            self.stop_reclaiming(exc.message)
+            raise NotVerified(f"pack {record.name}: {exc.message}") from exc
 
 
 def _unchanged(record: PackRecord, fd: int, *, digest_hex: str) -> FileIdentity:
