@@ -25,6 +25,8 @@ from tests.faults.loss_table import (
     samples_of,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 VOLATILE_S = 1.0  # of the server's time
 SETTLE_S = 3.0  # of the server's time: longer than it may forget
 

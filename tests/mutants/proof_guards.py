@@ -477,6 +477,20 @@ _BATCH_GUARDS = (
         test="test_after_the_stop_switch_nothing_goes_and_nothing_is_taken_back",
     ),
     _verifier(
+        "data-not-looked-at-again",
+        _HEAD,
+        before="        self._look_at_data(reader, record, stat=stat, fd=fd)\n",
+        after="",
+        test="test_data_that_went_wrong_behind_a_good_head_stop_everything",
+    ),
+    _verifier(
+        "a-wrong-block-does-not-stop",
+        _STOP,
+        before='"verify.spot_mismatch", pack=record.name)\n            self.stop_reclaiming(exc.message)\n',
+        after='"verify.spot_mismatch", pack=record.name)\n',
+        test="test_data_that_went_wrong_behind_a_good_head_stop_everything",
+    ),
+    _verifier(
         "batch-under-way-goes-on",
         _STOP,
         before="        self._refuse_if_stopped()  # another look",

@@ -38,6 +38,7 @@ from durastore.store.store import Store
 from durastore.testing.faulty import FaultyStore
 from durastore.upload.engine import Uploader
 from durastore.upload.job import UploadJob, UploadReply
+from durastore.upload.port import TransportFactory
 from tests.property.disk_image import DiskImage, pack_files
 from tests.property.pack_steps import PackRow, newest_journal, step_fault
 
@@ -71,6 +72,14 @@ class _Clock(ManualClock):
 
     def wait(self, condition: threading.Condition, timeout_s: float) -> None:
         self._world.on_wait(timeout_s)
+
+
+class _HastyClock(ManualClock):
+    """The uploader's pauses, which it sleeps in real time, are over by the next look."""
+
+    def monotonic(self) -> float:
+        self.advance(30.0)
+        return super().monotonic()
 
 
 class _Bucket(MemoryStore):
@@ -328,6 +337,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[World]]:
         return current[0]
 
     class PatientUploader(Uploader):
+        def __init__(self, transport: TransportFactory, **facts: Any) -> None:
+            super().__init__(transport, **(facts | {"clock": _HastyClock()}))
+
         def submit(self, job: UploadJob) -> Future[UploadReply]:
             future = super().submit(job)
             wait_for([future])

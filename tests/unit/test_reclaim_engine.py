@@ -234,6 +234,24 @@ def test_a_canary_that_is_wrong_stops_everything_and_doubts_its_batch(lab: Recla
     refused(lab, first, match="stopped")
 
 
+def test_data_that_went_wrong_behind_a_good_head_stop_everything(lab: ReclaimLab) -> None:
+    # case B61: HEAD answers as before; of the packs that are not the canary one block is compared
+    record, canary = lab.settled("a", "b")
+    assert record.key is not None
+    lab.objects.damage(record.key, Fault.FLIP_BYTE)
+    told: list[str] = []
+    lab.verifier.on_distrust(told.append)
+    report = lab.reclaim(record, canary)
+    assert "differs from pack" in report.kept[record.name]
+    assert "stopped" in report.kept[canary.name]
+    assert lab.unlinked == []
+    assert lab.is_here(record)
+    assert lab.is_here(canary)
+    assert {lab.state(record), lab.state(canary)} == {PackState.UPLOADED}
+    assert (len(told), lab.observer.count("verify.spot_mismatch")) == (1, 1)
+    assert lab.verifier.distrust == told[0]
+
+
 def test_a_canary_that_could_not_be_read_is_no_verdict(lab: ReclaimLab) -> None:
     records = lab.settled("a", "b")
     lab.objects.add(FaultRule(op="fetch_chunks", fault=Fault.FORBIDDEN))
@@ -336,13 +354,13 @@ def test_a_touched_file_is_hashed_again_and_goes(lab: ReclaimLab) -> None:
     assert lab.reclaim(record).packs == 1
 
 
-def flip(path: Path) -> None:
+def flip(path: Path, at: int = 700) -> None:
     """Another byte, and the same size and mtime."""
     before = path.stat()
     with path.open("r+b") as file:
-        file.seek(700)
+        file.seek(at)
         byte = file.read(1)
-        file.seek(700)
+        file.seek(at)
         file.write(bytes([byte[0] ^ 1]))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
@@ -369,6 +387,40 @@ def test_a_file_that_is_not_what_was_sealed_is_put_aside(lab: ReclaimLab, harm: 
     assert lab.state(record) is PackState.QUARANTINED
     assert (lab.spool.quarantine_folder.path / record.name).read_bytes() == now
     assert lab.observer.count("reclaim.kept") == 1
+
+
+@pytest.mark.parametrize("harm", ["lose", "damage"])
+@pytest.mark.parametrize("is_in_sample", [True, False])
+def test_a_damaged_file_whose_object_is_no_better_is_salvaged(lab: ReclaimLab, harm: str, is_in_sample: bool) -> None:
+    record, other = lab.settled("a", "b")
+    (entry,) = lab.spool.journal.entries(record.pack_id)
+    flip(lab.path(record), entry.offset + entry.length - 1 if is_in_sample else 700)
+    now = lab.path(record).read_bytes()
+    assert record.key is not None
+    if harm == "lose":
+        lab.objects.lose(record.key)
+    else:
+        lab.objects.damage(record.key, Fault.FLIP_BYTE)
+    report = lab.reclaim(record, other)
+    assert [sample.sample_id.text for sample in report.lost] == (["a"] if is_in_sample else [])
+    assert lab.unlinked == [other.name]
+    assert lab.state(record) is (PackState.LOST if is_in_sample else PackState.SEALED)
+    assert (lab.spool.quarantine_folder.path / record.name).read_bytes() == now
+
+
+def test_a_damaged_file_stays_while_the_bucket_cannot_tell(lab: ReclaimLab) -> None:
+    record, other = lab.settled("a", "b")
+    flip(lab.path(record))
+    now = lab.path(record).read_bytes()
+    etags = iter(['"first"', '"second"'])
+    lab.verifier._store = Told(lab, record, etag=lambda: next(etags, '"last"'))
+    report = lab.reclaim(record, other)
+    assert (report.lost, report.unexplained) == ([], {})
+    assert lab.state(record) is PackState.MANIFESTED
+    assert lab.path(record).read_bytes() == now
+    lab.verifier._store = lab.objects
+    lab.reclaim(record)
+    assert lab.state(record) is PackState.QUARANTINED
 
 
 def test_a_file_that_changes_while_it_is_hashed_is_kept(lab: ReclaimLab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,6 +488,20 @@ def test_a_crash_after_the_intent_leaves_a_question_and_the_file(
         assert lab.is_here(record)
         assert lab.state(record) is PackState.UPLOADED
     assert lab.unlinked == []
+
+
+def test_no_descriptor_stays_open(lab: ReclaimLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = lab.settled("a", "b", "c", "d")
+    assert records[0].key is not None
+    lab.objects.lose(records[0].key)
+    lab.alter(records[1], evidence=None)
+    before = os.listdir("/proc/self/fd")
+    report = lab.reclaim(*records[:2], records[3])
+    assert (report.packs, len(report.missing), len(report.kept)) == (1, 1, 1)
+    monkeypatch.setattr(lab.spool.journal, "record_intent", lambda *_: lab.clock.advance(60))
+    with pytest.raises(ReceiptRefused):
+        lab.reclaim(records[2])
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("call", ["unlink", "fsync"])
@@ -749,6 +815,19 @@ def test_a_segment_written_since_the_plan_is_looked_at_too(lab: ReclaimLab) -> N
     assert now.manifested_in != planned.manifested_in
     lab.objects.lose(now.manifested_in)
     kept(lab, planned, other, match="is gone")
+
+
+def test_a_segment_is_read_once_a_batch(lab: ReclaimLab) -> None:
+    planned = lab.settled("a", "b", "c")
+    for record in planned[:2]:
+        lab.spool.journal.move_back(record.pack_id, PackState.UPLOADED, reason="doubted since it was planned")
+    now = lab.manifest(*[lab.verify(lab.spool.journal.pack(record.pack_id)) for record in planned[:2]])
+    begun = len(lab.objects.calls)
+    assert lab.reclaim(*planned).packs == 3
+    fetched = [key for op, key in lab.objects.calls[begun:] if op == "fetch"]
+    for segment in (now[0].manifested_in, planned[2].manifested_in):
+        assert segment is not None
+        assert fetched.count(segment.text) == 1
 
 
 def test_after_a_reboot_also_the_canary_goes_in_the_end(lab: ReclaimLab) -> None:

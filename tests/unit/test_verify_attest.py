@@ -18,11 +18,12 @@ from durastore.objectstore.crc import crc64nvme_b64
 from durastore.objectstore.memory import MemoryStore
 from durastore.objectstore.port import ObjectReader, ObjectStat
 from durastore.objectstore.probe.result import ChecksumKind
-from durastore.observe.events import Silent
+from durastore.observe.events import Counting, Observer, Silent
 from durastore.spool.records import PackRecord
 from durastore.testing.faulty import Fault, FaultyStore
 from durastore.verify.attest import attest
 from durastore.verify.verifier import BucketIdentity, Verifier
+from tests.unit.reclaim_lab import Chosen
 from tests.unit.verify_lab import DATA, KEY, policy, probe_result, record
 
 CLOCK = ManualClock()
@@ -164,9 +165,9 @@ def test_md5_of_part_md5s_attests_multipart_writes(store: FaultyStore, pack: Pac
         attest(Loose(store, etag=other), replace(pack, etag=other), fd=fd, policy=by_md5, clock=CLOCK)
 
 
-def verifier(store: FaultyStore, **changes: Any) -> Verifier:
+def verifier(store: FaultyStore, *, observer: Observer | None = None, **changes: Any) -> Verifier:
     bucket = BucketIdentity(prefix="p", store_id="0" * 32)
-    return Verifier(store, bucket=bucket, policy=policy(**changes), clock=CLOCK, observer=Silent())
+    return Verifier(store, bucket=bucket, policy=policy(**changes), clock=CLOCK, observer=observer or Silent())
 
 
 def test_the_verifier_attests_reads_back_and_audits(store: FaultyStore, pack: PackRecord, tmp_path: Path) -> None:
@@ -204,3 +205,54 @@ def test_a_lifecycle_rule_that_expires_the_prefix_blocks_reclaim(store: FaultySt
     blocked = verifier(store, probe=probe_result(ChecksumKind.CRC64NVME, expiring_rule="rule-1"))
     with pytest.raises(NotVerified, match="rule-1"):
         blocked.open_batch([pack])
+
+
+@pytest.mark.parametrize("missing", ["key", "size_bytes", "digest"])
+def test_what_was_never_sealed_is_not_looked_for(store: FaultyStore, pack: PackRecord, fd: int, missing: str) -> None:
+    facts: dict[str, Any] = {missing: None}
+    asked = len(store.calls)
+    with pytest.raises(NotVerified, match="never sealed"):
+        attest(store, replace(pack, **facts), fd=fd, policy=GUARDED, clock=CLOCK)
+    assert len(store.calls) == asked
+
+
+def test_a_local_file_that_is_cut_is_said_to_be_damaged(
+    store: FaultyStore, pack: PackRecord, fd: int, tmp_path: Path
+) -> None:
+    os.truncate(tmp_path / "pack", len(DATA) - 1)
+    with pytest.raises(NotVerified, match="shorter") as caught:
+        attest(store, pack, fd=fd, policy=GUARDED, clock=CLOCK)
+    assert caught.value.facts["is_local_damaged"] is True
+
+
+def test_the_share_of_audits_is_as_told(
+    store: FaultyStore, pack: PackRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "p").write_bytes(DATA)
+    monkeypatch.setattr("random.SystemRandom", Chosen)  # which says 0.5
+    for share, level in ((0.5, EvidenceLevel.ATTESTED), (0.51, EvidenceLevel.READ_BACK)):
+        looking = verifier(store, probe=probe_result(ChecksumKind.CRC64NVME), audit_share=share)
+        found = looking.verify_remote_copy(pack, open_local=lambda: os.open(tmp_path / "p", os.O_RDONLY))
+        assert found.level is level
+
+
+def test_looks_are_counted_and_leave_no_descriptor_open(store: FaultyStore, pack: PackRecord, tmp_path: Path) -> None:
+    (tmp_path / "p").write_bytes(DATA)
+    heard = Counting()
+    looking = verifier(store, probe=probe_result(ChecksumKind.CRC64NVME), observer=heard)
+    before = os.listdir("/proc/self/fd")
+    looking.verify_remote_copy(pack, open_local=lambda: os.open(tmp_path / "p", os.O_RDONLY))
+    looking.verify_remote_copy(pack)
+    store.damage(KEY, Fault.FLIP_BYTE)
+    for open_local in (None, lambda: os.open(tmp_path / "p", os.O_RDONLY)):
+        with pytest.raises(IntegrityError):
+            looking.verify_remote_copy(pack, open_local=open_local)
+    assert os.listdir("/proc/self/fd") == before
+    names = (
+        "verify.attested",
+        "verify.attested.bytes",
+        "verify.read_back",
+        "verify.read_back.bytes",
+        "verify.mismatch",
+    )
+    assert [heard.count(name) for name in names] == [1, len(DATA), 1, len(DATA), 2]

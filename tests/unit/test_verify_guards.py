@@ -146,6 +146,17 @@ def test_the_settle_time_lies_between_upload_and_look() -> None:  # case B62
     guard_settled(good, proof, now=clock.stamp(), policy=POLICY)
 
 
+def test_a_later_look_does_not_begin_the_settle_time_anew() -> None:
+    clock = ManualClock()
+    good = record(clock)
+    clock.advance(500)
+    proof = evidence(clock)
+    clock.advance(100)
+    guard_settled(good, proof, now=clock.stamp(), policy=POLICY)
+    with pytest.raises(NotVerified):
+        guard_settled(record(clock, uploaded_at=None), proof, now=clock.stamp(), policy=POLICY)
+
+
 def test_after_a_reboot_the_settle_time_counts_from_the_first_look_in_this_boot() -> None:
     clock = ManualClock()
     good = record(clock)
@@ -199,6 +210,6 @@ def test_a_server_clock_that_drifts_or_falls_silent_is_refused() -> None:
     for told in (1_039.0, 1_161.0, None):
         with pytest.raises(NotVerified):
             guard_server_clock(good, stat(server_time_s=told), evidence=proof, now=clock.stamp())
-    for told in (1_041.0, 1_159.0):
+    for told in (1_040.0, 1_160.0):
         guard_server_clock(good, stat(server_time_s=told), evidence=proof, now=clock.stamp())
     guard_server_clock(good, stat(server_time_s=None), evidence=evidence(clock, server_time_s=None), now=clock.stamp())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import threading
 
@@ -11,8 +12,9 @@ import pytest
 from durastore.clock import ManualClock
 from durastore.errors import ReceiptRefused
 from durastore.fsio.identity import FileIdentity
+from durastore.model import EvidenceLevel
 from durastore.verify.receipt import Receipt, mint
-from tests.unit.verify_lab import evidence
+from tests.unit.verify_lab import DIGEST, KEY, evidence
 
 FILE = FileIdentity(dev=1, inode=2, size_bytes=3, mtime_ns=4, ctime_ns=5)
 
@@ -74,3 +76,15 @@ def test_it_cannot_be_made_copied_or_pickled() -> None:
     for act in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError):
             act(receipt(clock))
+
+
+def test_the_intent_it_renders_names_key_level_and_digest() -> None:
+    clock = ManualClock()
+    read = receipt(clock)
+    assert read.key == KEY
+    facts = json.loads(read.render())
+    assert (facts["key"], facts["level"], facts["digest"]) == (KEY.text, "READ_BACK", DIGEST.hex)
+    proof = evidence(clock, level=EvidenceLevel.ATTESTED, digest=None, probe="00112233445566ff")
+    attested = mint(pack_id=1, identity=FILE, evidence=proof, clock=clock, ttl_s=1.0)
+    facts = json.loads(attested.render())
+    assert (facts["level"], facts["digest"], facts["probe"]) == ("ATTESTED", None, "00112233445566ff")

@@ -102,6 +102,12 @@ def test_the_version_that_head_tells_is_the_one_that_is_read(store: FaultyStore)
     assert reader.versions == ["v7"]
 
 
+def test_bytes_beyond_the_pack_are_a_mismatch(store: FaultyStore) -> None:
+    reader: Any = Reader(store, heads=[{}], chunks=iter([DATA, b"and more"]))
+    with pytest.raises(IntegrityError, match=f"holds {len(DATA) + 8} bytes"):
+        read_back(reader, PACK, clock=CLOCK)
+
+
 def test_an_endless_body_is_not_read_to_its_end(store: FaultyStore) -> None:
     asked: list[int] = []
 
