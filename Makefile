@@ -71,7 +71,7 @@ fuzz: venv
 # Every scripted lie of the strict server, and what proof costs, counted by it: half an hour. The tables are printed.
 loss-table: venv
 	$(BIN)/python -m pytest -q -s -m exhaustive -o faulthandler_timeout=9000 \
-	  tests/faults/test_loss_table.py tests/faults/test_proof_cost.py $(ARGS)
+	  tests/faults/test_loss_table.py tests/faults/test_loss_later.py tests/faults/test_proof_cost.py $(ARGS)
 
 # Each guard of the design taken out, one at a time, in a copy: does a test notice? Parts of names pick: ARGS="canary lock".
 mutants: venv

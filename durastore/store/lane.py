@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from durastore.errors import DiskFailed, DurastoreError, PackFailed, StoreClosed
-from durastore.model import Evidence, PackState, SampleEntry
+from durastore.model import Evidence, EvidenceLevel, PackState, SampleEntry
 from durastore.observe.events import LOGGER
 from durastore.reclaim.engine import Reclaimer, ReclaimReport
 from durastore.reclaim.plan import ReclaimPolicy, plan_reclaim
@@ -286,11 +286,22 @@ class Lane:
     def _start_segment(self) -> None:
         if self._is_segmenting or not self._backoff.is_due(-1):
             return
-        verified = self.spool.journal.packs(PackState.VERIFIED)
+        verified = self._believable()
         more_to_come = bool(self._busy) or bool(self.spool.journal.packs(PackState.SEALED, PackState.UPLOADED))
         if self._segmenter.is_due(verified, is_hurried=self._services.board.is_hurried, more_to_come=more_to_come):
             self._is_segmenting = True
             self._watch("segment", None, future=self._services.pool.submit(self._segmenter.publish, verified))
+
+    def _believable(self) -> list[PackRecord]:
+        """Verified packs. Once a copy was found wrong, those that were only attested are read in full first."""
+        verified = self.spool.journal.packs(PackState.VERIFIED)
+        if self._services.verifier.distrust is None or self._segmenter.is_under_way:
+            return verified
+        doubtful = [r for r in verified if r.evidence is None or r.evidence.level < EvidenceLevel.READ_BACK]
+        for record in doubtful:
+            reason = "attested by an endpoint that was caught lying"
+            self.spool.journal.move_back(record.pack_id, PackState.UPLOADED, reason=reason)
+        return [record for record in verified if record not in doubtful]
 
     def _after_segment(self, _: PackRecord | None, future: Future[None]) -> bool:
         self._is_segmenting = False

@@ -55,6 +55,11 @@ class Segmenter:
         age = age_s(oldest, self._services.clock.stamp()) if oldest is not None else None
         return age is None or age >= _BATCH_AGE_S
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a batch may be in the bucket already and is not recorded: its packs have to stay as they are."""
+        return self._draft is not None
+
     def publish(self, verified: Sequence[PackRecord]) -> None:
         """Manifest these packs, or first the batch whose outcome is still open. Network errors pass; safe to repeat."""
         if self._draft is None:
@@ -76,6 +81,7 @@ class Segmenter:
         key = publish_segment(
             services.objects, draft.data, prefix=services.prefix, writer=self._spool.writer, seq=draft.seq
         )
+        services.verifier.check_bucket()  # what was proven before the bucket was made anew is not in it (case B164)
         self._next_seq = draft.seq + 1
         for pack_id in draft.pack_ids:
             # before the record: whoever sees MANIFESTED in the journal may ask next which samples are only local

@@ -104,10 +104,7 @@ class Settling:
             except (ObjectAbsent, IntegrityError) as exc:
                 self._record_lost(spool, record, error=exc)
                 continue
-            if record.manifested_in is not None:
-                spool.journal.record_found_remote(record.pack_id, evidence)
-            else:
-                spool.journal.record_verified_without_file(record.pack_id, evidence)
+            _record_found(spool, record, evidence=evidence)
 
     def _look_twice(self, record: PackRecord) -> Evidence:
         """LOST is said only after two looks on connections of their own: one answer can be stale or damaged."""
@@ -137,17 +134,32 @@ class Settling:
     def _bury_lost(self, spool: Spool) -> None:
         """Rows of every LOST pack leave the view, once: a loss found within a session had no time for it, and a
         tombstone for a row that is not there harms nothing (INV-8).
+
+        The bucket is asked first. A journal taken back to before the upload calls lost what the bucket holds, and a
+        tombstone would take that out of the view for ever.
         """
         journal = spool.journal
         for record in journal.packs(PackState.LOST):
-            fact = _buried(record.pack_id)
-            if record.key is None or journal.get_fact(fact) is not None:
+            fact, entries = _buried(record.pack_id), journal.entries(record.pack_id)
+            if record.key is None or not entries or journal.get_fact(fact) is not None:
                 continue
-            key, entries = record.key, journal.entries(record.pack_id)
-            stones = [Tombstone(sample_id=e.sample_id, key=key, offset=e.offset, reason="lost") for e in entries]
-            if stones:
+            try:
+                evidence = self._look_twice(record)
+            except (ObjectAbsent, IntegrityError):
+                key = record.key
+                stones = [Tombstone(sample_id=e.sample_id, key=key, offset=e.offset, reason="lost") for e in entries]
                 bury(spool, self._services, stones=stones)
-            journal.set_fact(fact, "1")
+                journal.set_fact(fact, "1")
+            else:
+                LOGGER.warning("pack %s was taken for LOST and is in the bucket", record.name)
+                _record_found(spool, record, evidence=evidence)
+
+
+def _record_found(spool: Spool, record: PackRecord, *, evidence: Evidence) -> None:
+    if record.manifested_in is not None:
+        spool.journal.record_found_remote(record.pack_id, evidence)
+    else:
+        spool.journal.record_verified_without_file(record.pack_id, evidence)
 
 
 def _buried(pack_id: int) -> str:

@@ -18,9 +18,10 @@ from durastore.objectstore.probe.result import ChecksumKind
 from durastore.spool.records import PackRecord
 from durastore.verify.policy import ProofPolicy
 
-__all__ = ["attest", "compare_spot"]
+__all__ = ["attest", "compare_spots"]
 
 SPOT_BYTES = 64 << 10
+WHOLE_BYTES = 1 << 20  # up to here a spot costs hardly more when it is everything
 _HASH_BLOCK = 8 << 20
 
 
@@ -42,7 +43,7 @@ def attest(reader: ObjectReader, record: PackRecord, *, fd: int, policy: ProofPo
         _compare_crc(record, stat)
     else:
         _compare_md5(record, stat, policy=policy, fd=fd)
-    compare_spot(reader, record, stat=stat, fd=fd)
+    compare_spots(reader, record, fd=fd, policy=policy, if_match=stat.etag)
     return Evidence(
         level=EvidenceLevel.ATTESTED,
         key=record.key,
@@ -101,12 +102,27 @@ def _md5(fd: int, offset: int, *, length: int) -> hashlib._Hash:
     return hasher
 
 
-def compare_spot(reader: ObjectReader, record: PackRecord, *, stat: ObjectStat, fd: int) -> None:
-    """One random block, read where the data lie: an index entry whose data are gone answers HEAD (case B61)."""
+def compare_spots(
+    reader: ObjectReader, record: PackRecord, *, fd: int, policy: ProofPolicy, if_match: str | None
+) -> None:
+    """One random block, read where the data lie: an index entry whose data are gone answers HEAD (case B61). Of an
+    object that was sent in parts one of each, since parts get lost whole (case B47). Raises as `attest`.
+    """
     size = record.size_bytes or 0
-    length = min(SPOT_BYTES, size)
-    offset = random.SystemRandom().randrange(size - length + 1)
-    remote = reader.fetch(stat.key, offset=offset, length=length, if_match=stat.etag)
+    step = policy.part_bytes if policy.is_multipart(record) else max(size, 1)
+    for start in range(0, max(size, 1), step):
+        room = min(step, size - start)
+        length = room if room <= WHOLE_BYTES else SPOT_BYTES
+        offset = start + random.SystemRandom().randrange(room - length + 1)
+        _compare_block(reader, record, block=(offset, length), fd=fd, if_match=if_match)
+
+
+def _compare_block(
+    reader: ObjectReader, record: PackRecord, *, block: tuple[int, int], fd: int, if_match: str | None
+) -> None:
+    offset, length = block
+    assert record.key is not None
+    remote = reader.fetch(record.key, offset=offset, length=length, if_match=if_match)
     local = os.pread(fd, length, offset)
     if len(local) != length:
         raise NotVerified(f"pack {record.name}: the local file is shorter than recorded", is_local_damaged=True)

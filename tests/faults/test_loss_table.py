@@ -14,8 +14,6 @@ from durastore.testing.strict_s3 import StrictS3
 from tests.faults.loss_lies import SAMPLED, SCENES, Scene
 from tests.faults.loss_table import FULL, QUICK, Lab, Outcome, Table, environment, render_table
 
-pytestmark = pytest.mark.exhaustive
-
 
 def run(scenes: tuple[Scene, ...], server: StrictS3, *, folder: Path, table: Table) -> list[Outcome]:
     with environment(server, table):

@@ -22,8 +22,6 @@ import durastore
 from durastore.store.store import Store
 from durastore.testing.strict_s3 import SeenRequest, StrictS3
 
-pytestmark = pytest.mark.exhaustive
-
 WRITERS = 4
 ALREADY_THERE = 100_000
 AUDIT_SHARE = 0.01

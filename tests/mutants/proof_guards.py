@@ -231,8 +231,8 @@ _EVIDENCE_GUARDS = (
     ),
     _attest(
         "spot-without-if-match",
-        before="length=length, if_match=stat.etag)",
-        after="length=length)",
+        before="fd=fd, policy=policy, if_match=stat.etag)",
+        after="fd=fd, policy=policy, if_match=None)",
         test="test_a_spot_of_equal_bytes_under_another_etag_is_not_taken",
     ),
     Mutant(
@@ -437,8 +437,8 @@ _BATCH_GUARDS = (
     _verifier(
         "bucket-marker-not-looked-at",
         _MARKER,
-        before="            self._check_bucket(reader)\n",
-        after="",
+        before="            self._check_bucket(reader)\n            segments = {",
+        after="            segments = {",
         test="test_a_bucket_without_its_marker_or_with_another_is_not_ours",
     ),
     _verifier(
@@ -479,7 +479,7 @@ _BATCH_GUARDS = (
     _verifier(
         "data-not-looked-at-again",
         _HEAD,
-        before="        self._look_at_data(reader, record, stat=stat, fd=fd)\n",
+        before="        self._look_at_data(reader, record, fd=fd)\n",
         after="",
         test="test_data_that_went_wrong_behind_a_good_head_stop_everything",
     ),
@@ -517,9 +517,33 @@ _BATCH_GUARDS = (
         name="no-audit",
         clause="a random share is read back in full",
         file=VERIFIER,
-        before="if open_local is None or is_audited or policy.checksum_for(record) is None:",
-        after="if open_local is None or policy.checksum_for(record) is None:",
+        before="return random.SystemRandom().random() < policy.audit_share",
+        after="return False",
         tests=(f"{_ATTEST_TESTS}::test_the_verifier_attests_reads_back_and_audits",),
+    ),
+    Mutant(
+        name="believed-before-one-full-read",
+        clause="ATTESTED only where an endpoint guards what is really stored",
+        file=VERIFIER,
+        before="if (policy.probe_id, policy.is_multipart(record)) not in self._earned:",
+        after="if False:",
+        tests=(f"{_ATTEST_TESTS}::test_one_write_path_earns_nothing_for_the_other",),
+    ),
+    Mutant(
+        name="believed-after-a-lie",
+        clause="one mismatch stops all reclaiming",
+        file=VERIFIER,
+        before="if policy.checksum_for(record) is None or self._distrust is not None:",
+        after="if policy.checksum_for(record) is None:",
+        tests=(f"{_ATTEST_TESTS}::test_the_verifier_attests_reads_back_and_audits",),
+    ),
+    Mutant(
+        name="one-spot-for-all-parts",
+        clause="a ranged GET of one random block",
+        file=ATTEST,
+        before="step = policy.part_bytes if policy.is_multipart(record) else max(size, 1)",
+        after="step = max(size, 1)",
+        tests=(f"{_ATTEST_TESTS}::test_each_part_is_looked_into",),
     ),
     _verifier(
         "lifecycle-does-not-block",

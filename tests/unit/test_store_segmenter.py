@@ -8,9 +8,11 @@ from typing import Any, cast
 import pytest
 
 from durastore.errors import NotVerified
+from durastore.formats.keys import marker_key
 from durastore.model import EvidenceLevel, ObjectKey
 from durastore.store.segmenter import Segmenter
 from tests.unit.reclaim_lab import ReclaimLab, lab, services_of
+from tests.unit.spool_lab import PREFIX
 
 __all__ = ["lab"]
 
@@ -28,3 +30,13 @@ def test_without_evidence_of_this_object_no_row_is_written(lab: ReclaimLab, chan
         segmenter.publish([doubtful])
     assert lab.objects.count("put") == puts
     assert lab.state(record) is record.state
+
+
+def test_a_bucket_made_anew_since_the_proof_manifests_nothing(lab: ReclaimLab) -> None:  # case B164
+    record = lab.verify(lab.uploaded("a"))
+    lab.objects.lose(marker_key(PREFIX))
+    segmenter = Segmenter(lab.spool, services=services_of(lab), membership=cast(Any, None), lane=0)
+    with pytest.raises(NotVerified, match="marker"):
+        segmenter.publish([record])
+    assert lab.state(record) is record.state
+    assert segmenter.is_under_way  # the same bytes under the same number again, so that the sequence has no gap

@@ -178,13 +178,52 @@ def test_the_verifier_attests_reads_back_and_audits(store: FaultyStore, pack: Pa
         return os.open(tmp_path / "p", os.O_RDONLY)
 
     attesting = verifier(store, probe=probe)
+    # an endpoint may guard what a probe sends and nothing after: the first copy of a write path is read in full
+    assert attesting.verify_remote_copy(pack, open_local=open_local).level is EvidenceLevel.READ_BACK
     assert attesting.verify_remote_copy(pack, open_local=open_local).level is EvidenceLevel.ATTESTED
     assert attesting.verify_remote_copy(pack).level is EvidenceLevel.READ_BACK  # no local side to compare a spot with
     assert verifier(store).verify_remote_copy(pack, open_local=open_local).level is EvidenceLevel.READ_BACK
     audited = verifier(store, probe=probe, audit_share=1.0)
+    audited.verify_remote_copy(pack)
     assert audited.verify_remote_copy(pack, open_local=open_local).level is EvidenceLevel.READ_BACK
     other = replace(pack, etag='"older"')  # HEAD shows another write: read, not believed
     assert attesting.verify_remote_copy(other, open_local=open_local).level is EvidenceLevel.READ_BACK
+    attesting.stop_reclaiming("a look at another pack found a wrong copy")  # caught once: nothing is believed any more
+    assert attesting.verify_remote_copy(pack, open_local=open_local).level is EvidenceLevel.READ_BACK
+
+
+def test_one_write_path_earns_nothing_for_the_other(store: FaultyStore, pack: PackRecord, tmp_path: Path) -> None:
+    (tmp_path / "p").write_bytes(DATA)
+
+    def look(looking: Verifier, **changes: Any) -> EvidenceLevel:
+        kept = replace(pack, **changes)
+        return looking.verify_remote_copy(kept, open_local=lambda: os.open(tmp_path / "p", os.O_RDONLY)).level
+
+    probe = probe_result(ChecksumKind.CRC64NVME, ChecksumKind.CRC64NVME)
+    single = verifier(store, probe=probe)
+    assert [look(single), look(single)] == [EvidenceLevel.READ_BACK, EvidenceLevel.ATTESTED]
+    single.use(policy(probe=probe, multipart_above=10))  # the same pack, now one that went in parts
+    assert [look(single), look(single)] == [EvidenceLevel.READ_BACK, EvidenceLevel.ATTESTED]
+    single.use(policy(probe=probe_result(ChecksumKind.CRC64NVME, id="ff112233445566ff")))  # probed anew
+    assert [look(single), look(single)] == [EvidenceLevel.READ_BACK, EvidenceLevel.ATTESTED]
+
+
+def test_each_part_is_looked_into(store: FaultyStore, pack: PackRecord, fd: int) -> None:
+    # case B47: of an object that went in parts, a part that is gone is not found by a block of another one
+    in_parts = policy(probe=probe_result(None, ChecksumKind.CRC64NVME), multipart_above=100, part_bytes=400)
+    for start in range(0, len(DATA), 400):
+        wrong = bytearray(DATA)
+        wrong[start : start + 400] = bytes(len(wrong[start : start + 400]))
+        held = bytes(wrong)
+
+        class Hollow(Told):
+            def fetch(
+                self, key: Any, *, offset: int = 0, length: int = 0, if_match: Any = None, held: bytes = held
+            ) -> bytes:
+                return held[offset : offset + length]
+
+        with pytest.raises(IntegrityError, match="differs from pack"):
+            attest(Hollow(store), pack, fd=fd, policy=in_parts, clock=CLOCK)
 
 
 def test_one_mismatch_stops_all_reclaiming_and_is_told_once(store: FaultyStore, pack: PackRecord) -> None:
@@ -232,6 +271,7 @@ def test_the_share_of_audits_is_as_told(
     monkeypatch.setattr("random.SystemRandom", Chosen)  # which says 0.5
     for share, level in ((0.5, EvidenceLevel.ATTESTED), (0.51, EvidenceLevel.READ_BACK)):
         looking = verifier(store, probe=probe_result(ChecksumKind.CRC64NVME), audit_share=share)
+        looking.verify_remote_copy(pack)
         found = looking.verify_remote_copy(pack, open_local=lambda: os.open(tmp_path / "p", os.O_RDONLY))
         assert found.level is level
 
@@ -241,8 +281,8 @@ def test_looks_are_counted_and_leave_no_descriptor_open(store: FaultyStore, pack
     heard = Counting()
     looking = verifier(store, probe=probe_result(ChecksumKind.CRC64NVME), observer=heard)
     before = os.listdir("/proc/self/fd")
-    looking.verify_remote_copy(pack, open_local=lambda: os.open(tmp_path / "p", os.O_RDONLY))
     looking.verify_remote_copy(pack)
+    looking.verify_remote_copy(pack, open_local=lambda: os.open(tmp_path / "p", os.O_RDONLY))
     store.damage(KEY, Fault.FLIP_BYTE)
     for open_local in (None, lambda: os.open(tmp_path / "p", os.O_RDONLY)):
         with pytest.raises(IntegrityError):
