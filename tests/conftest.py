@@ -10,9 +10,9 @@ import hypothesis
 import pytest
 
 from durastore.demo.seaweed import SeaweedServer
-from durastore.spool import spool as spool_module
 from durastore.testing.strict_s3 import StrictS3
 from tests.delete_guard import GUARD, DeleteGuard
+from tests.unit.spool_lab import make_ballasts_small
 
 hypothesis.settings.register_profile("durastore", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("durastore")
@@ -25,7 +25,7 @@ def pytest_configure() -> None:
     os.environ["AWS_CONFIG_FILE"] = os.devnull
     os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
     os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
-    spool_module._BALLAST_BYTES = 65_536  # hundreds of spools are made here, and their ballast would fill the disk
+    make_ballasts_small()
 
 
 @pytest.fixture(autouse=True)

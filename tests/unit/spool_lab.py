@@ -24,7 +24,6 @@ RUN = Run.of({"model": "lab", "layers": [2, 15]})
 PREFIX = "lab/data"
 LIMITS = PackLimits(target_bytes=40_000, single_bytes=30_000)
 BALLAST_BYTES = spool_module._BALLAST_BYTES
-spool_module._BALLAST_BYTES = 65_536  # a run opens hundreds of spools, and pytest keeps their folders
 LIVE = (
     PackState.OPEN,
     PackState.SEALED,
@@ -34,6 +33,11 @@ LIVE = (
     PackState.UNKNOWN,
     PackState.CONFLICT,
 )
+
+
+def make_ballasts_small() -> None:
+    """A run opens hundreds of spools: their ballasts would fill the disk."""
+    spool_module._BALLAST_BYTES = 65_536
 
 
 def sample(name: str, *, size: int = 4_096, seed: int = 0) -> EncodedSample:
