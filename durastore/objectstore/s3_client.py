@@ -17,11 +17,12 @@ from durastore.objectstore.classify import classify
 from durastore.objectstore.location import S3Options
 from durastore.objectstore.per_process import PerProcess
 
-__all__ = ["PAGE_BODY", "Connector", "expecting_owner"]
+__all__ = ["PAGE_BODY", "Connector", "expecting_owner", "refuse_blind_redirect"]
 
 PAGE_BODY = "durastore-page"
 """Where a ListObjectsV2 answer carries the page's own bytes, unparsed."""
 _POOL_SIZE = 128
+_REDIRECTS = (301, 302, 307)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -118,6 +119,7 @@ class Connector:
         except (botocore.exceptions.BotoCoreError, ValueError) as exc:
             raise classify(exc, write=False, what="opening a client") from exc
         client.meta.events.register("before-sign.s3", _without_expect)
+        client.meta.events.register("response-received.s3", refuse_blind_redirect)
         if options.bucket_owner is not None:
             client.meta.events.register("before-sign.s3", expecting_owner(options.bucket_owner))
         # First, because a handler of botocore's own would parse the page once more.
@@ -137,6 +139,20 @@ def expecting_owner(account: str) -> Callable[..., None]:
         request.headers["x-amz-expected-bucket-owner"] = account
 
     return name_owner
+
+
+def refuse_blind_redirect(parsed_response: dict[str, Any] | None, event_name: str, **_: object) -> None:
+    """A redirect that does not tell the region is an error at once: botocore would ask for it by HeadBucket, and where
+    that is redirected as well, ask again until Python's stack is full.
+    """
+    from botocore.exceptions import ClientError
+
+    answer = (parsed_response or {}).get("ResponseMetadata", {})
+    if answer.get("HTTPStatusCode") not in _REDIRECTS or "x-amz-bucket-region" in answer.get("HTTPHeaders", {}):
+        return
+    assert parsed_response is not None
+    if parsed_response.get("Error", {}).get("Region") is None:
+        raise ClientError(parsed_response, event_name.rpartition(".")[2])  # type: ignore[arg-type]  # as botocore does
 
 
 def _keep_page(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:

@@ -28,7 +28,7 @@ from durastore.model import ObjectKey
 from durastore.objectstore.classify import classify
 from durastore.objectstore.location import S3Options
 from durastore.objectstore.port import ObjectStat, PartReply, WriteReply
-from durastore.objectstore.s3_client import expecting_owner
+from durastore.objectstore.s3_client import expecting_owner, refuse_blind_redirect
 from durastore.objectstore.s3_read import is_archived, server_time_of
 from durastore.upload.port import Transport, TransportFactory
 
@@ -273,6 +273,7 @@ async def _open_client(stack: AsyncExitStack, bucket: str, *, options: S3Options
     if style == "auto" and _is_path_style(bucket, str(client.meta.endpoint_url)):
         client = await opened("path")
     client.meta.events.register("before-sign.s3", _without_expect)
+    client.meta.events.register("response-received.s3", refuse_blind_redirect)
     if options.bucket_owner is not None:
         client.meta.events.register("before-sign.s3", expecting_owner(options.bucket_owner))
     return client
