@@ -249,14 +249,18 @@ class ProofBatch:
 
         `NotVerified` with the reason, `ObjectAbsent`, or a network error otherwise; the file stays in every such case.
         """
-        if record.manifested_in is not None and record.manifested_in not in self._segments:
-            check_segment(self._reader, record.manifested_in)  # manifested anew since the batch was planned
-            self._segments.add(record.manifested_in)
+        self._check_segment(record)
         return self._verifier._prove(self._reader, record, fd=fd, evidence=self._canary.get(record.pack_id))
 
     def read_back(self, record: PackRecord) -> Evidence:
-        """Every byte of this pack's object, read now. Raises as `remote.read_back`."""
+        """Every byte of this pack's object, read now, and the segment that names it. Raises as `remote.read_back`."""
+        self._check_segment(record)
         return read_back(self._reader, record, clock=self._verifier._clock)
+
+    def _check_segment(self, record: PackRecord) -> None:
+        if record.manifested_in is not None and record.manifested_in not in self._segments:
+            check_segment(self._reader, record.manifested_in)  # manifested anew since the batch was planned
+            self._segments.add(record.manifested_in)
 
     def close(self) -> None:
         self._reader.close()

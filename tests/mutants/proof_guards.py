@@ -89,8 +89,8 @@ _RECORD_GUARDS = (
     _verifier(
         "new-segment-not-read",
         _SEGMENT,
-        before="            check_segment(self._reader, record.manifested_in)  # manifested anew",
-        after="            pass  # manifested anew",
+        before="        self._check_segment(record)\n        return self._verifier._prove",
+        after="        return self._verifier._prove",
         test="test_a_segment_written_since_the_plan_is_looked_at_too",
     ),
     Mutant(

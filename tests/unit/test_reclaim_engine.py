@@ -818,6 +818,18 @@ def test_a_segment_written_since_the_plan_is_looked_at_too(lab: ReclaimLab) -> N
     kept(lab, planned, other, match="is gone")
 
 
+def test_a_pack_without_a_file_is_settled_only_with_its_new_segment(lab: ReclaimLab, tmp_path: Path) -> None:
+    planned, other = lab.settled("a", "b")
+    lab.spool.journal.move_back(planned.pack_id, PackState.UPLOADED, reason="doubted since it was planned")
+    (now,) = lab.manifest(lab.verify(lab.spool.journal.pack(planned.pack_id)))
+    assert now.manifested_in is not None
+    lab.objects.lose(now.manifested_in)
+    lab.path(planned).rename(tmp_path / "taken")
+    report = lab.reclaim(planned, other)
+    assert lab.state(planned) is PackState.MANIFESTED
+    assert planned.name in report.kept
+
+
 def test_a_segment_is_read_once_a_batch(lab: ReclaimLab) -> None:
     planned = lab.settled("a", "b", "c")
     for record in planned[:2]:
