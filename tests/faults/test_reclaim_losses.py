@@ -26,6 +26,7 @@ def test_what_both_sides_lost_is_said_and_can_be_made_again(
     trial.objects.lose(key)
     error = trial.stop(store)
     assert isinstance(error, PackFailed), "a run that lost a sample does not end well"
+    assert "does not give it back" in str(error)
     with trial.open(reclaim="never") as again:
         assert "s/0" not in again, "INV-8: a row alone is not done"
         assert "s/1" in again

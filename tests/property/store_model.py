@@ -124,10 +124,10 @@ class Model:
         is_certain = held.acked is not None and not held.is_excused and not held.maybe
         return is_certain and held.acked != version and held.acked is not None and held.acked.input == version.input
 
-    def excuse(self, is_gone: Callable[[bytes], bool]) -> None:
-        """After the test destroyed something: no longer expected is what is gone."""
+    def excuse(self, is_gone: Callable[[Version], bool]) -> None:
+        """After the test destroyed something: no longer expected is what is gone (or what may have taken its place)."""
         for held in self.held.values():
-            if held.acked is not None and is_gone(held.acked.data()):
+            if any(is_gone(version) for version in held.allowed):
                 held.is_excused = True
 
     def excuse_since(self, moment: int) -> None:

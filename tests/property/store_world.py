@@ -26,7 +26,7 @@ from durastore.formats.segment import parse_segment
 from durastore.fsio.sys import SYS, SystemCalls
 from durastore.manifest.snapshot import fetch_snapshot
 from durastore.manifest.view import ResolvedView, fetch_view
-from durastore.model import Digest, ObjectKey, PackState
+from durastore.model import Digest, ObjectKey, PackState, SampleId
 from durastore.objectstore.memory import MemoryStore
 from durastore.objectstore.port import Body, WriteReply
 from durastore.objectstore.retrying import RetryPolicy
@@ -40,7 +40,7 @@ from durastore.upload.engine import Uploader
 from durastore.upload.job import UploadJob, UploadReply
 from durastore.upload.port import TransportFactory
 from tests.property.disk_image import DiskImage, pack_files
-from tests.property.pack_steps import PackRow, newest_journal, step_fault
+from tests.property.pack_steps import PackRow, journaled_packs, newest_journal, step_fault
 
 __all__ = ["Died", "World", "installed"]
 
@@ -217,13 +217,30 @@ class World:
         with self.bucket.truthful():
             return fetch_view(self.bucket, fetch_snapshot(self.bucket, "p"))
 
-    def holds(self, data: bytes, *, with_quarantine: bool = True) -> bool:
+    def holds(self, data: bytes) -> bool:
         """Whether these bytes are in a pack file of the disk or in an object that is whole."""
-        paths = pack_files(self.local, with_quarantine=with_quarantine)
-        return any(data in path.read_bytes() for path in paths) or self.has_remote(data)
+        return any(data in path.read_bytes() for path in pack_files(self.local)) or self.has_remote(data)
+
+    def whole_objects(self) -> dict[str, bytes]:
+        """Those objects whose bytes are the ones that their key names."""
+        return {key: held for key, held in self.objects().items() if f"-{Digest.of(held).short}." in key}
 
     def has_remote(self, data: bytes) -> bool:
-        return any(data in held for key, held in self.objects().items() if f"-{Digest.of(held).short}." in key)
+        return any(data in held for held in self.whole_objects().values())
+
+    def has_file_of(self, sample_id: str, data: bytes) -> bool:
+        """Whether a journal has the sample in a pack file with these bytes: not a copy that was superseded since."""
+        named = {row.name for row, ids in journaled_packs(self.local) if sample_id in ids}
+        paths = pack_files(self.local, with_quarantine=False)
+        return any(path.name in named and data in path.read_bytes() for path in paths)
+
+    def has_object_of(self, sample_id: str, data: bytes) -> bool:
+        """Whether a journal or a live row of the manifest has the sample in an object with these bytes."""
+        named = {row.key for row, ids in journaled_packs(self.local) if sample_id in ids}
+        live = self.view().row(SampleId(sample_id))
+        if live is not None:
+            named.add(live.object.key.text)
+        return any(data in held for key, held in self.whole_objects().items() if key in named)
 
     # --- judging ---------------------------------------------------------------------------------------------------
 

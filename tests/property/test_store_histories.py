@@ -1,0 +1,143 @@
+"""Histories that the model test found, cut down to what it takes. Each lost or hid an acknowledged content once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from durastore.errors import JournalFailed
+from durastore.model import SampleId
+from durastore.spool import spool as spool_module
+from durastore.spool.root import SpoolRoot
+from durastore.spool.spool import Spool, claim_idle_siblings
+from durastore.store.store import Store
+from durastore.testing.faulty import Fault, FaultRule
+from tests.property.disk_image import DiskImage, pack_files
+from tests.property.store_model import RUN, Version, input_digest
+from tests.property.store_world import World, installed
+
+OLD, NEW = Version("s/0", 0, 0), Version("s/0", 1, 1)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with installed(monkeypatch) as worlds:
+        worlds.append(World(tmp_path, seed=1))
+        yield worlds[0]
+
+
+def put(store: Store, version: Version) -> None:
+    store.put(version.sample_id, version.tensors(), input_digest=input_digest(version.input))
+
+
+def test_after_both_packs_were_reclaimed_the_superseding_content_is_read(world: World) -> None:
+    store = world.open(run=RUN)
+    put(store, OLD)
+    store.drain(300)
+    world.stop(store)
+    store = world.open()  # its view of the manifest begins with the old row
+    put(store, NEW)
+    store.drain(300)
+    assert NEW.is_in(store.get("s/0"))
+    world.stop(store)
+
+
+def test_an_older_pack_that_outlives_the_newer_one_is_not_read(world: World) -> None:
+    store = world.open(run=RUN)
+    put(store, OLD)
+    store.flush(300)
+    put(store, NEW)
+    store.flush(300)
+    old, new = sorted(world.objects())
+    newer = next(path for path in pack_files(world.local) if path.read_bytes() == world.objects()[new])
+    newer.unlink()  # as if reclaimed; the older one is still here
+    assert NEW.is_in(store.get("s/0"))
+    world.stop(store)
+    store = world.open()
+    assert NEW.is_in(store.get("s/0"))
+    assert not store.contains("s/0", input_digest=input_digest(OLD.input))
+    assert old != new
+    world.stop(store)
+
+
+def test_a_superseded_input_is_not_done(world: World) -> None:
+    store = world.open(run=RUN)
+    put(store, OLD)
+    store.flush(300)
+    put(store, NEW)
+    for is_flushed in (False, True):
+        if is_flushed:
+            store.flush(300)
+        assert store.contains("s/0", input_digest=input_digest(NEW.input))
+        assert not store.contains("s/0", input_digest=input_digest(OLD.input))
+    world.stop(store)
+
+
+def test_a_proven_sample_without_its_file_can_be_read_before_it_is_manifested(world: World) -> None:
+    store = world.open(run=RUN)
+    put(store, OLD)
+    world.bucket.add(FaultRule(op="put", fault=Fault.SERVER_ERROR, count=None, key_part="manifest/"))
+    with pytest.raises(TimeoutError):
+        store.flush(60)
+    for path in pack_files(world.local):
+        path.unlink()
+    assert OLD.is_in(store.get("s/0"))
+    world.stop(store)
+    store = world.open()
+    assert OLD.is_in(store.get("s/0"))
+    world.stop(store)
+
+
+def test_a_sibling_that_cannot_be_opened_leaves_no_other_one_locked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = [world.open(run=RUN) for _ in range(3)]
+    for number, store in enumerate(stores):
+        put(store, Version(f"s/{number}", 0, None))
+    for store in stores:
+        world.stop(store)
+    plain = spool_module._try_claim
+
+    def broken(root: SpoolRoot, number: int, **facts: object) -> Spool | None:
+        if number == 2:
+            raise JournalFailed("this one cannot be read")
+        return plain(root, number, **facts)  # type: ignore[arg-type]  # passed on as they came
+
+    root = SpoolRoot.open(world.local)
+    monkeypatch.setattr(spool_module, "_try_claim", broken)
+    with pytest.raises(JournalFailed):
+        claim_idle_siblings(root, clock=world.clock)
+    monkeypatch.setattr(spool_module, "_try_claim", plain)
+    claimed = claim_idle_siblings(root, clock=world.clock)
+    assert [spool.path.name for spool in claimed] == ["w-00", "w-01", "w-02"]
+    for spool in claimed:
+        spool.close()
+    root.close()
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_journal_from_before_the_upload_buries_nothing_that_the_bucket_holds(world: World, is_damaged: bool) -> None:
+    store = world.open(run=RUN)
+    put(store, OLD)
+    world.stop(store)
+    store = world.open()  # sealed now, and not yet sent
+    world.stop(store)
+    before = DiskImage(world.local)
+    store = world.open()
+    if is_damaged:
+        store.flush(300)
+        for path in pack_files(world.local):
+            path.write_bytes(b"\0" * path.stat().st_size)
+    else:
+        store.drain(300)
+    world.stop(store)
+    before.restore_journals()
+    for _ in range(2):
+        store = world.open()
+        assert "s/0" in store
+        assert OLD.is_in(store.get("s/0"))
+        store.flush(300)
+        assert world.view().row(SampleId("s/0")) is not None
+        world.stop(store)
