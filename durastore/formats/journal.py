@@ -80,6 +80,7 @@ CREATE TABLE packs (
     uploaded_server_time_s REAL,
     evidence TEXT,
     manifested_in TEXT,
+    manifested_at TEXT,
     intent TEXT,
     reason TEXT,
     sample_count INTEGER NOT NULL DEFAULT 0,

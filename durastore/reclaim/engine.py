@@ -64,7 +64,8 @@ class Reclaimer:
 
     def _open_batch(self, plan: ReclaimPlan) -> ProofBatch:
         """The batch; where its canary fails, every pack of it is in doubt and goes back to be read in full, so that
-        what the bucket lost is sent again although nothing is freed any more (case B62).
+        what the bucket lost is sent again although nothing is freed any more (case B62). Where a manifest segment is
+        gone, its packs go back to be listed in another one.
         """
         was_trusted = self._verifier.distrust is None
         try:
@@ -74,7 +75,14 @@ class Reclaimer:
                 for planned in plan.packs:
                     if self._spool.journal.pack(planned.pack_id).state is PackState.MANIFESTED:
                         self._spool.journal.move_back(planned.pack_id, PackState.UPLOADED, reason=exc.message)
+            self._list_again(exc)
             raise
+
+    def _list_again(self, exc: DurastoreError) -> None:
+        journal = self._spool.journal
+        for record in journal.packs(PackState.MANIFESTED):
+            if record.manifested_in is not None and record.manifested_in.text == exc.facts.get("segment"):
+                journal.move_back(record.pack_id, PackState.VERIFIED, reason=exc.message)
 
     def _reclaim_one(self, batch: ProofBatch, planned: PackRecord, *, report: ReclaimReport) -> None:
         journal = self._spool.journal

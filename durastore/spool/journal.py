@@ -204,14 +204,14 @@ class Journal:
         with self._db.writing() as conn:
             steps.verify_pack(conn, pack_id, evidence=evidence)
 
-    def record_manifested(self, pack_ids: Sequence[int], segment_key: ObjectKey) -> None:
-        """VERIFIED → MANIFESTED for all of them at once: the segment with their rows was read back.
+    def record_manifested(self, pack_ids: Sequence[int], segment_key: ObjectKey, *, at: Stamp) -> None:
+        """VERIFIED → MANIFESTED for all of them at once: the segment with their rows was read back `at` this time.
 
-        Their tombstones, which it carried, leave.
+        Their tombstones stay until the packs are reclaimed: the segment that carried them may yet be forgotten.
         """
         with self._db.writing() as conn:
             for pack_id in pack_ids:
-                steps.manifest_pack(conn, pack_id, segment_key=segment_key)
+                steps.manifest_pack(conn, pack_id, segment_key=segment_key, at=at)
 
     def record_intent(self, pack_id: int, text: str) -> None:
         """Announce that the file is about to be freed, before it is (INV-3)."""
@@ -232,10 +232,12 @@ class Journal:
             self._recount(conn)
 
     def record_verified_without_file(self, pack_id: int, evidence: Evidence) -> None:
-        """The local file is gone and the object gave every byte back (READ_BACK) → VERIFIED, and not to be uploaded."""
+        """The local file is gone and the object gave every byte back (READ_BACK) → VERIFIED, and not to be uploaded.
+
+        Its rows go into a segment; one that carried them before is gone from the bucket, or this is not the step.
+        """
         with self._db.writing() as conn:
-            if load_pack(conn, pack_id).manifested_in is not None:
-                raise DurastoreError(f"pack {pack_id} is in a manifest segment: record_found_remote is its step")
+            conn.execute("UPDATE packs SET manifested_in = NULL, manifested_at = NULL WHERE pack_id = ?", (pack_id,))
             steps.prove_without_file(conn, pack_id, evidence=evidence)
 
     def record_found_remote(self, pack_id: int, evidence: Evidence) -> None:
@@ -296,7 +298,7 @@ class Journal:
     # --- manifest segments and numbers -----------------------------------------------------------------------------
 
     def tombstones(self, pack_ids: Sequence[int]) -> list[Tombstone]:
-        """The tombstones waiting for the segment that carries these packs."""
+        """The tombstones that go into every segment that carries these packs."""
         with self._db.reading() as conn:
             return [stone for pack_id in pack_ids for stone in notes.load_tombstones(conn, pack_id)]
 

@@ -19,14 +19,15 @@ __all__ = ["find_entries", "load_entries", "load_pack", "load_packs", "parse_pac
 
 _PACK_COLUMNS = (
     "pack_id, name, kind, state, writer, seq, size_bytes, digest, crc64nvme, key, identity, write_id, etag, "
-    "version_id, uploaded_at, uploaded_server_time_s, evidence, manifested_in, intent, reason, sample_count"
+    "version_id, uploaded_at, uploaded_server_time_s, evidence, manifested_in, manifested_at, intent, reason, "
+    "sample_count"
 )
 
 
 def parse_pack(row: Sequence[object]) -> PackRecord:
     """The record in a row of `_PACK_COLUMNS`. `IntegrityError` if a value cannot be one."""
     try:
-        texts = {index: _optional_text(row[index]) for index in (7, 9, 10, 14, 16, 17)}
+        texts = {index: _optional_text(row[index]) for index in (7, 9, 10, 14, 16, 17, 18)}
         return PackRecord(
             pack_id=_count(row[0]),
             name=_pack_name(row[1]),
@@ -46,9 +47,10 @@ def parse_pack(row: Sequence[object]) -> PackRecord:
             uploaded_server_time_s=float(str(row[15])) if row[15] is not None else None,
             evidence=parse_evidence(texts[16]) if texts[16] is not None else None,
             manifested_in=ObjectKey(texts[17]) if texts[17] is not None else None,
-            intent=_optional_text(row[18]),
-            reason=_optional_text(row[19]),
-            sample_count=_count(row[20]),
+            manifested_at=Stamp.parse(texts[18]) if texts[18] is not None else None,
+            intent=_optional_text(row[19]),
+            reason=_optional_text(row[20]),
+            sample_count=_count(row[21]),
         )
     except (TypeError, ValueError, InvalidInput) as exc:
         raise IntegrityError(f"a pack row of the journal cannot be read: {exc}") from exc

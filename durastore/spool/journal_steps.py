@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+from durastore.clock import Stamp
 from durastore.errors import DurastoreError
 from durastore.formats.journal import render_entry, render_evidence
 from durastore.model import Evidence, EvidenceLevel, ObjectKey, PackState, SampleEntry
@@ -32,7 +33,7 @@ __all__ = [
 
 # What a pack of each state may still claim; everything else is taken back with a step back.
 _UPLOAD_CLAIMS = "write_id = NULL, etag = NULL, version_id = NULL, uploaded_at = NULL, uploaded_server_time_s = NULL"
-_PROOF_CLAIMS = "evidence = NULL, manifested_in = NULL, intent = NULL"
+_PROOF_CLAIMS = "evidence = NULL, manifested_in = NULL, manifested_at = NULL, intent = NULL"
 # With every byte read back and equal to ours, it does not matter which doubt there was.
 _MAYBE_REMOTE = (
     PackState.UPLOADED,
@@ -45,7 +46,7 @@ _MAYBE_REMOTE = (
 _TAKEN_BACK = {
     PackState.SEALED: f"{_UPLOAD_CLAIMS}, {_PROOF_CLAIMS}",
     PackState.UPLOADED: _PROOF_CLAIMS,
-    PackState.VERIFIED: "manifested_in = NULL, intent = NULL",
+    PackState.VERIFIED: "manifested_in = NULL, manifested_at = NULL, intent = NULL",
 }
 _REPLACE_FILE = (
     "UPDATE packs SET state = 'sealed', sample_count = 0, name = ?, writer = ?, seq = ?,"  # noqa: S608 - constants
@@ -147,17 +148,18 @@ def verify_pack(conn: sqlite3.Connection, pack_id: int, *, evidence: Evidence) -
     )
 
 
-def manifest_pack(conn: sqlite3.Connection, pack_id: int, *, segment_key: ObjectKey) -> None:
-    """VERIFIED → MANIFESTED; its tombstones were in the same segment and leave, and with them the rows they supersede:
-    whatever becomes of the older pack, what it held of them must not be listed again.
+def manifest_pack(conn: sqlite3.Connection, pack_id: int, *, segment_key: ObjectKey, at: Stamp) -> None:
+    """VERIFIED → MANIFESTED; its tombstones were in the same segment, and the rows they supersede leave: whatever
+    becomes of the older pack, what it held of them must not be listed again. The tombstones stay as long as the pack,
+    for another segment, where the server forgets this one.
     """
     require_state(conn, pack_id, PackState.VERIFIED)
     conn.execute(
-        "UPDATE packs SET state = 'manifested', manifested_in = ? WHERE pack_id = ?", (segment_key.text, pack_id)
+        "UPDATE packs SET state = 'manifested', manifested_in = ?, manifested_at = ? WHERE pack_id = ?",
+        (segment_key.text, at.render(), pack_id),
     )
     conn.execute(_DROP_SUPERSEDED, (pack_id,))
     conn.execute(_COUNT_AGAIN, (pack_id,))
-    conn.execute("DELETE FROM tombstones WHERE pack_id = ?", (pack_id,))
 
 
 def step_back(conn: sqlite3.Connection, pack_id: int, *, state: PackState, reason: str) -> None:

@@ -107,6 +107,8 @@ class PackRecord:
     uploaded_server_time_s: float | None
     evidence: Evidence | None
     manifested_in: ObjectKey | None
+    manifested_at: Stamp | None
+    """When the segment with its rows had been read back."""
     intent: str | None
     """Text of the receipt whose spending was announced; None while nothing is about to be freed."""
     reason: str | None

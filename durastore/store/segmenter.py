@@ -86,7 +86,8 @@ class Segmenter:
         for pack_id in draft.pack_ids:
             # before the record: whoever sees MANIFESTED in the journal may ask next which samples are only local
             self._membership.settle(journal.entries(pack_id), lane=self._lane, pack_id=pack_id)
-        journal.record_manifested(draft.pack_ids, key)  # INV-2: only after the segment was read back
+        at = services.clock.stamp()
+        journal.record_manifested(draft.pack_ids, key, at=at)  # INV-2: only after the segment was read back
         services.observer.emit("manifest.segment", key=key.text, packs=len(draft.pack_ids))
 
 

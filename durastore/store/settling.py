@@ -104,7 +104,14 @@ class Settling:
             except (ObjectAbsent, IntegrityError) as exc:
                 self._record_lost(spool, record, error=exc)
                 continue
-            _record_found(spool, record, evidence=evidence)
+            self._record_found(spool, record, evidence=evidence)
+
+    def _record_found(self, spool: Spool, record: PackRecord, *, evidence: Evidence) -> None:
+        """The rows are looked for as well: a segment that the server forgot is written again from the journal."""
+        if record.manifested_in is not None and self._services.verifier.holds_segment(record.manifested_in):
+            spool.journal.record_found_remote(record.pack_id, evidence)
+        else:
+            spool.journal.record_verified_without_file(record.pack_id, evidence)
 
     def _look_twice(self, record: PackRecord) -> Evidence:
         """LOST is said only after two looks on connections of their own: one answer can be stale or damaged."""
@@ -152,14 +159,7 @@ class Settling:
                 journal.set_fact(fact, "1")
             else:
                 LOGGER.warning("pack %s was taken for LOST and is in the bucket", record.name)
-                _record_found(spool, record, evidence=evidence)
-
-
-def _record_found(spool: Spool, record: PackRecord, *, evidence: Evidence) -> None:
-    if record.manifested_in is not None:
-        spool.journal.record_found_remote(record.pack_id, evidence)
-    else:
-        spool.journal.record_verified_without_file(record.pack_id, evidence)
+                self._record_found(spool, record, evidence=evidence)
 
 
 def _buried(pack_id: int) -> str:

@@ -61,18 +61,26 @@ def guard_freshness(record: PackRecord, evidence: Evidence, *, now: Stamp, polic
 
 
 def settle_age_s(record: PackRecord, evidence: Evidence | None, *, now: Stamp) -> float | None:
-    """Seconds since the upload's answer; after a reboot, since the first full look in this boot. None: not known."""
-    age = age_s(record.uploaded_at, now) if record.uploaded_at is not None else None
-    if age is None and evidence is not None:
-        age = age_s(Stamp.parse(evidence.taken), now)
-    return age
+    """Seconds since the upload's answer or since its manifest segment was read back, whichever was later: the segment
+    can be forgotten as well. What was before a reboot counts from the first full look in this boot. None: not known.
+    """
+    looked = age_s(Stamp.parse(evidence.taken), now) if evidence is not None else None
+    ages = []
+    for since in (record.uploaded_at, record.manifested_at):
+        age = age_s(since, now) if since is not None else None
+        ages.append(looked if age is None else age)
+    if record.manifested_at is None or None in ages:
+        return None
+    return min(age for age in ages if age is not None)
 
 
 def guard_settled(record: PackRecord, evidence: Evidence, *, now: Stamp, policy: ProofPolicy) -> None:
-    """Servers forget what they acknowledged a moment ago: `settle_s` lie between the upload and this look."""
+    """Servers forget what they acknowledged a moment ago: `settle_s` lie between upload, segment and this look."""
     age = settle_age_s(record, evidence, now=now)
     if age is None or age < policy.settle_s:
-        raise NotVerified(f"pack {record.name}: uploaded less than {policy.settle_s:g} s ago, or at an unknown time")
+        raise NotVerified(
+            f"pack {record.name}: sent or listed less than {policy.settle_s:g} s ago, or at an unknown time"
+        )
 
 
 def guard_server_clock(record: PackRecord, stat: ObjectStat, *, evidence: Evidence, now: Stamp) -> None:

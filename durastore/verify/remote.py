@@ -15,6 +15,8 @@ from durastore.spool.journal import PackRecord
 
 __all__ = ["check_segment", "read_back"]
 
+_LIST_AGAIN = "its packs are listed again by themselves; for what is reclaimed run `durastore manifest rebuild`"
+
 
 def read_back(reader: ObjectReader, record: PackRecord, *, clock: Clock) -> Evidence:
     """Fetch every byte of the pack's object and hash it: the strongest evidence there is.
@@ -58,6 +60,8 @@ def check_segment(reader: ObjectReader, key: ObjectKey) -> None:
     try:
         data = reader.fetch(key)
     except ObjectAbsent as exc:
-        raise NotVerified(f"manifest segment {key} is gone", hint="run `durastore manifest rebuild`") from exc
+        raise NotVerified(f"manifest segment {key} is gone", hint=_LIST_AGAIN, segment=key.text) from exc
     if not key.text.endswith(f"-{Digest.of(data).short}.parquet"):
-        raise NotVerified(f"manifest segment {key} holds other bytes than were written")
+        raise NotVerified(
+            f"manifest segment {key} holds other bytes than were written", hint=_LIST_AGAIN, segment=key.text
+        )

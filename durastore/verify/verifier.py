@@ -175,6 +175,17 @@ class Verifier:
             self.stop_reclaiming(exc.message)
             raise NotVerified(f"canary {record.name}: {exc.message}") from exc
 
+    def holds_segment(self, key: ObjectKey) -> bool:
+        """Whether the bucket gives a manifest segment back as it was written. Network errors pass. Safe to repeat."""
+        reader = self._store.fresh_reader()
+        try:
+            check_segment(reader, key)
+        except NotVerified:
+            return False
+        finally:
+            reader.close()
+        return True
+
     def check_bucket(self) -> None:
         """`NotVerified` unless a new connection still sees the bucket that was written to. Safe to repeat."""
         reader = self._store.fresh_reader()

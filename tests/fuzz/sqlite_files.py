@@ -160,7 +160,7 @@ def _fill(journal: Journal) -> None:
     )  # fmt: skip
     journal.record_verified(pack_id, evidence)
     journal.record_segment_started(1, [pack_id])
-    journal.record_manifested([pack_id], SEGMENT_KEYS[0])
+    journal.record_manifested([pack_id], SEGMENT_KEYS[0], at=stamp)
     journal.record_intent(pack_id, "intent")
     journal.add_run(RUN)
     journal.set_fact("bucket", "s3://b/p")

@@ -135,7 +135,7 @@ def check_journal_columns(data: bytes) -> None:
     with suppress(IntegrityError):
         parse_entry(values)
     with suppress(IntegrityError):
-        record = parse_pack([*values, *[None] * (21 - len(values))][:21])
+        record = parse_pack([*values, *[None] * (22 - len(values))][:22])
         assert "/" not in record.name
         if record.evidence is not None:
             assert parse_evidence(render_evidence(record.evidence)) == record.evidence

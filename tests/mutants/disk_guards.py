@@ -363,7 +363,7 @@ _JOURNAL_GUARDS = (
         name="doubt-keeps-its-claims",
         clause="doubt moves a pack back",
         file="durastore/spool/journal_steps.py",
-        before='_PROOF_CLAIMS = "evidence = NULL, manifested_in = NULL, intent = NULL"',
+        before='_PROOF_CLAIMS = "evidence = NULL, manifested_in = NULL, manifested_at = NULL, intent = NULL"',
         after='_PROOF_CLAIMS = "intent = NULL"',
         tests=(f"{_STEP_TESTS}::test_a_step_back_takes_back_what_was_claimed_beyond_it",),
     ),

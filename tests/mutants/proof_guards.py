@@ -514,6 +514,33 @@ _BATCH_GUARDS = (
         tests=("tests/unit/test_store_probing.py",),
     ),
     Mutant(
+        name="segment-need-not-settle",
+        clause="settle_s between upload and unlink, HEAD after that",
+        file="durastore/verify/guards.py",
+        before="for since in (record.uploaded_at, record.manifested_at):",
+        after="for since in (record.uploaded_at,):",
+        tests=("tests/unit/test_verify_guards.py::test_the_settle_time_lies_between_segment_and_look_as_well",),
+    ),
+    Mutant(
+        name="forgotten-segment-not-written-again",
+        clause="rows in a manifest segment that was read back",
+        file="durastore/store/settling.py",
+        before="if record.manifested_in is not None and self._services.verifier.holds_segment(record.manifested_in):",
+        after="if record.manifested_in is not None:",
+        tests=(
+            "tests/unit/test_store_settling.py::test_a_pack_without_file_whose_segment_is_forgotten_is_listed_again",
+        ),
+    ),
+    Mutant(
+        name="tombstones-leave-with-the-first-segment",
+        clause="rows in a manifest segment that was read back",
+        file="durastore/spool/journal_steps.py",
+        before="    conn.execute(_COUNT_AGAIN, (pack_id,))\n\n\ndef step_back",
+        after="    conn.execute(_COUNT_AGAIN, (pack_id,))\n"
+        '    conn.execute("DELETE FROM tombstones WHERE pack_id = ?", (pack_id,))\n\n\ndef step_back',
+        tests=("tests/unit/test_journal_steps.py::test_tombstones_go_into_every_segment_until_the_pack_is_reclaimed",),
+    ),
+    Mutant(
         name="no-audit",
         clause="a random share is read back in full",
         file=VERIFIER,

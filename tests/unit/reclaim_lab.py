@@ -109,7 +109,7 @@ class ReclaimLab:
         text = b"rows of " + b", ".join(record.name.encode() for record in records)
         seq = self.spool.journal.packs(PackState.MANIFESTED)
         key = publish_segment(self.objects, text, prefix=PREFIX, writer=self.spool.writer, seq=len(seq) + 1)
-        self.spool.journal.record_manifested([record.pack_id for record in records], key)
+        self.spool.journal.record_manifested([record.pack_id for record in records], key, at=self.clock.stamp())
         return [self.spool.journal.pack(record.pack_id) for record in records]
 
     def manifested(self, *names: str) -> list[PackRecord]:

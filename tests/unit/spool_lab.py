@@ -167,7 +167,7 @@ def advance(spool: Spool, pack_id: int, *, to: PackState) -> PackRecord:
         elif state is PackState.VERIFIED:
             journal.record_verified(pack_id, evidence_of(journal.pack(pack_id)))
         else:
-            journal.record_manifested([pack_id], ObjectKey(f"{PREFIX}/manifest/m/1.parquet"))
+            journal.record_manifested([pack_id], ObjectKey(f"{PREFIX}/manifest/m/1.parquet"), at=SYSTEM_CLOCK.stamp())
         if state is to:
             break
     return journal.pack(pack_id)

@@ -82,7 +82,7 @@ def manifested(journal: Journal, seq: int = 1) -> PackRecord:
     record = sealed(journal, seq)
     journal.record_uploaded(record.pack_id, reply=Answer(), at=SYSTEM_CLOCK.stamp())
     journal.record_verified(record.pack_id, evidence_of(record))
-    journal.record_manifested([record.pack_id], SEGMENT)
+    journal.record_manifested([record.pack_id], SEGMENT, at=SYSTEM_CLOCK.stamp())
     return journal.pack(record.pack_id)
 
 
@@ -103,9 +103,10 @@ def test_a_pack_goes_through_its_life_and_leaves(journal: Journal) -> None:
     evidence = evidence_of(record)
     journal.record_verified(record.pack_id, evidence)
     journal.record_segment_started(1, [record.pack_id])
-    journal.record_manifested([record.pack_id], SEGMENT)
+    journal.record_manifested([record.pack_id], SEGMENT, at=stamp)
     done = journal.pack(record.pack_id)
-    assert (done.state, done.evidence, done.manifested_in) == (PackState.MANIFESTED, evidence, SEGMENT)
+    assert (done.state, done.evidence) == (PackState.MANIFESTED, evidence)
+    assert (done.manifested_in, done.manifested_at) == (SEGMENT, stamp)
     assert (done.etag, done.uploaded_at, done.uploaded_server_time_s) == (Answer.etag, stamp, Answer.server_time_s)
     journal.record_intent(record.pack_id, "receipt")
     assert [(r.pack_id, text) for r, text in journal.intents()] == [(record.pack_id, "receipt")]
@@ -126,7 +127,7 @@ def test_every_step_refuses_every_state_it_does_not_belong_to(journal: Journal) 
         lambda: journal.append_samples(pack_id, [entry("late", 9_000)], size_bytes=9_999),
         lambda: journal.seal(pack_id, facts()),
         lambda: journal.record_verified(pack_id, evidence_of(journal.pack(pack_id))),
-        lambda: journal.record_manifested([pack_id], SEGMENT),
+        lambda: journal.record_manifested([pack_id], SEGMENT, at=SYSTEM_CLOCK.stamp()),
         lambda: journal.record_intent(pack_id, "receipt"),
         lambda: journal.record_reclaimed(pack_id),
         lambda: journal.record_segment_started(1, [pack_id]),
@@ -171,7 +172,7 @@ def test_one_pack_that_is_not_verified_keeps_all_from_being_manifested(journal: 
     journal.record_uploaded(good.pack_id, reply=Answer(), at=SYSTEM_CLOCK.stamp())
     journal.record_verified(good.pack_id, evidence_of(good))
     with pytest.raises(DurastoreError):
-        journal.record_manifested([good.pack_id, bad.pack_id], SEGMENT)
+        journal.record_manifested([good.pack_id, bad.pack_id], SEGMENT, at=SYSTEM_CLOCK.stamp())
     assert [r.state for r in journal.packs()] == [PackState.VERIFIED, PackState.SEALED]
 
 
@@ -238,9 +239,12 @@ def test_a_pack_without_a_file_is_proven_only_by_every_byte_of_its_object(journa
         journal.record_verified_without_file(record.pack_id, replace(evidence_of(record), level=EvidenceLevel.ATTESTED))
     journal.record_verified_without_file(record.pack_id, evidence_of(record))
     assert journal.pack(record.pack_id).state is PackState.VERIFIED
-    journal.record_manifested([record.pack_id], SEGMENT)
+    journal.record_manifested([record.pack_id], SEGMENT, at=SYSTEM_CLOCK.stamp())
+    journal.record_verified_without_file(record.pack_id, evidence_of(record))  # the segment was found to be gone
+    assert journal.pack(record.pack_id).manifested_in is None
     with pytest.raises(DurastoreError):
-        journal.record_verified_without_file(record.pack_id, evidence_of(record))
+        journal.record_found_remote(record.pack_id, evidence_of(record))
+    journal.record_manifested([record.pack_id], SEGMENT, at=SYSTEM_CLOCK.stamp())
     journal.record_found_remote(record.pack_id, evidence_of(record))
     assert journal.pack(record.pack_id).state is PackState.RECLAIMED
     assert journal.find_sample(SampleId("s1")) == []
@@ -301,13 +305,16 @@ def test_sessions_keep_their_part_size_and_the_last_word_on_a_part(journal: Jour
     assert journal.session(pack_id) is None
 
 
-def test_tombstones_wait_for_the_segment_that_carries_them(journal: Journal) -> None:
+def test_tombstones_go_into_every_segment_until_the_pack_is_reclaimed(journal: Journal) -> None:
     stones = [Tombstone(sample_id=SampleId("a"), key=ObjectKey("p/packs/k"), offset=n, reason="lost") for n in (1, 2)]
     record = journal.add_sealed_pack(file_of(1), facts=facts(1), entries=[entry("a")], tombstones=[*stones, *stones])
     assert journal.tombstones([record.pack_id]) == stones
     journal.record_uploaded(record.pack_id, reply=Answer(), at=SYSTEM_CLOCK.stamp())
     journal.record_verified(record.pack_id, evidence_of(record))
-    journal.record_manifested([record.pack_id], SEGMENT)
+    journal.record_manifested([record.pack_id], SEGMENT, at=SYSTEM_CLOCK.stamp())
+    assert journal.tombstones([record.pack_id]) == stones  # should the server forget that segment
+    journal.record_intent(record.pack_id, "receipt")
+    journal.record_reclaimed(record.pack_id)
     assert journal.tombstones([record.pack_id]) == []
 
 

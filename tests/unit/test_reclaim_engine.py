@@ -185,7 +185,7 @@ def test_without_its_segment_no_pack_goes(lab: ReclaimLab) -> None:
     assert records[0].manifested_in is not None
     lab.objects.lose(records[0].manifested_in)
     refused(lab, *records, match="is gone")
-    assert {lab.state(record) for record in records} == {PackState.MANIFESTED}
+    assert {lab.state(record) for record in records} == {PackState.VERIFIED}, "to be listed in another segment"
 
 
 def test_a_segment_that_holds_other_bytes_counts_for_nothing(lab: ReclaimLab) -> None:
@@ -193,7 +193,7 @@ def test_a_segment_that_holds_other_bytes_counts_for_nothing(lab: ReclaimLab) ->
     assert records[0].manifested_in is not None
     lab.objects.damage(records[0].manifested_in, Fault.FLIP_BYTE)
     refused(lab, *records, match="other bytes")
-    assert {lab.state(record) for record in records} == {PackState.MANIFESTED}
+    assert {lab.state(record) for record in records} == {PackState.VERIFIED}
 
 
 def test_every_segment_of_the_batch_is_read(lab: ReclaimLab) -> None:
@@ -203,6 +203,18 @@ def test_every_segment_of_the_batch_is_read(lab: ReclaimLab) -> None:
     assert first[0].manifested_in != second[0].manifested_in
     lab.objects.lose(second[0].manifested_in)
     refused(lab, *second, *first)
+    assert [lab.state(record) for record in (*first, *second)] == [PackState.MANIFESTED, PackState.VERIFIED]
+
+
+def test_a_pack_listed_again_settles_again(lab: ReclaimLab) -> None:
+    records = lab.settled("a", "b")
+    assert records[0].manifested_in is not None
+    lab.objects.lose(records[0].manifested_in)
+    refused(lab, *records, match="is gone")
+    again = lab.manifest(*[lab.spool.journal.pack(record.pack_id) for record in records])
+    assert [record.manifested_at for record in again] == [lab.clock.stamp()] * 2
+    lab.clock.advance(SETTLE_S)
+    assert lab.reclaim(*[lab.verify(record) for record in again]).packs == 2
 
 
 def test_a_bucket_without_its_marker_or_with_another_is_not_ours(lab: ReclaimLab) -> None:
@@ -590,7 +602,7 @@ def test_before_settle_s_is_over_nothing_goes(lab: ReclaimLab) -> None:
     lab.clock.advance(SETTLE_S - 1)
     report = lab.reclaim(record, other)
     assert report.kept.keys() == {record.name, other.name}
-    assert "uploaded less than 600 s ago" in report.kept[record.name]
+    assert "less than 600 s ago" in report.kept[record.name]
     assert lab.is_here(record)
     assert lab.is_here(other)
 
@@ -835,6 +847,7 @@ def test_a_segment_is_read_once_a_batch(lab: ReclaimLab) -> None:
     for record in planned[:2]:
         lab.spool.journal.move_back(record.pack_id, PackState.UPLOADED, reason="doubted since it was planned")
     now = lab.manifest(*[lab.verify(lab.spool.journal.pack(record.pack_id)) for record in planned[:2]])
+    lab.clock.advance(SETTLE_S)
     begun = len(lab.objects.calls)
     assert lab.reclaim(*planned).packs == 3
     fetched = [key for op, key in lab.objects.calls[begun:] if op == "fetch"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,4 +96,4 @@ def test_evidence_of_this_moment_is_used() -> None:
     clock = ManualClock()
     old = record(clock)
     clock.advance(9_999)
-    assert ids(plan([record(clock, uploaded_at=old.uploaded_at, evidence=evidence(clock))], clock)) == [1]
+    assert ids(plan([replace(old, evidence=evidence(clock))], clock)) == [1]

@@ -72,6 +72,17 @@ def test_one_look_that_finds_nothing_is_no_loss(lab: ReclaimLab, tmp_path: Path)
     assert lab.state(record) is PackState.RECLAIMED
 
 
+def test_a_pack_without_file_whose_segment_is_forgotten_is_listed_again(lab: ReclaimLab, tmp_path: Path) -> None:
+    (record,) = lab.manifested("a")
+    lab.path(record).rename(tmp_path / "taken")
+    assert record.manifested_in is not None
+    lab.objects.lose(record.manifested_in)
+    settle(lab)
+    now = lab.spool.journal.pack(record.pack_id)
+    assert (now.state, now.manifested_in) == (PackState.VERIFIED, None)
+    assert [entry.sample_id.text for entry in lab.spool.journal.entries(record.pack_id)] == ["a"]
+
+
 def test_what_two_looks_do_not_find_is_lost_and_leaves_the_view(lab: ReclaimLab, tmp_path: Path) -> None:
     (record,) = lab.manifested("a")
     lab.path(record).rename(tmp_path / "taken")

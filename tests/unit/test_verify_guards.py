@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -144,6 +145,20 @@ def test_the_settle_time_lies_between_upload_and_look() -> None:  # case B62
         guard_settled(good, proof, now=clock.stamp(), policy=POLICY)
     clock.advance(1)
     guard_settled(good, proof, now=clock.stamp(), policy=POLICY)
+
+
+def test_the_settle_time_lies_between_segment_and_look_as_well() -> None:  # case B62
+    clock = ManualClock()
+    good, proof = record(clock), evidence(clock)
+    clock.advance(500)
+    late = replace(good, manifested_at=clock.stamp())
+    clock.advance(100)
+    guard_settled(good, proof, now=clock.stamp(), policy=POLICY)
+    for listed in (late, replace(good, manifested_at=None)):
+        with pytest.raises(NotVerified):
+            guard_settled(listed, proof, now=clock.stamp(), policy=POLICY)
+    clock.advance(500)
+    guard_settled(late, proof, now=clock.stamp(), policy=POLICY)
 
 
 def test_a_later_look_does_not_begin_the_settle_time_anew() -> None:

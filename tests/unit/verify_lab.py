@@ -53,6 +53,7 @@ def record(clock: ManualClock, **changes: Any) -> PackRecord:
         "uploaded_server_time_s": 1_000.0,
         "evidence": evidence(clock),
         "manifested_in": ObjectKey("p/manifest/00112233445566aa/000000000001-00112233445566aa.parquet"),
+        "manifested_at": clock.stamp(),
         "intent": None,
         "reason": None,
         "sample_count": 3,
