@@ -38,6 +38,7 @@ _FILE_LIMIT_BYTES = 1 << 20
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "addressing_style": ("auto", "path", "virtual"),
+        "checksum": ("auto", "crc64nvme", "md5", "none"),
         "transport": ("auto", "aio", "threads"),
         "reclaim": ("lazy", "eager", "never"),
         "probe": ("auto", "never"),
@@ -71,6 +72,8 @@ class StoreOptions:
     kms_key: str | None = None
     bucket_owner: str | None = None
     """AWS account (12 digits) that the bucket has to belong to; a bucket of another account is refused."""
+    checksum: str = "auto"
+    """Header sent with bodies: `crc64nvme`, `md5`, `none`; `auto`: crc64nvme unless a probe saw it refused."""
     transport: str = "auto"
     probe: str = "auto"
     """Whether an S3 endpoint is probed with lies, so that it may attest copies; `never`: every copy is read back."""

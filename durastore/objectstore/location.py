@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -16,6 +16,7 @@ from durastore.config import StoreOptions
 from durastore.errors import ConfigError, InvalidInput
 from durastore.model import ObjectKey
 from durastore.objectstore.port import ObjectStore
+from durastore.objectstore.sent_checksums import SentChecksums
 
 __all__ = ["BucketUrl", "S3Options", "open_object_store"]
 
@@ -126,20 +127,21 @@ class S3Options:
     kms_key: str | None = None
     bucket_owner: str | None = None
     """The AWS account (12 digits) the bucket has to belong to; requests say so, and another's bucket refuses them."""
-    checksum: str = "crc64nvme"
-    """What is sent with bodies: `crc64nvme`; `md5` (Content-MD5) or `none` for endpoints that refuse the headers."""
+    checksum: str = "auto"
+    """What is sent with bodies: `crc64nvme`, `md5` (Content-MD5), `none`; `auto`: what a probe saw work."""
+    sent: SentChecksums = field(init=False, repr=False, compare=False)
+    """The choice as it stands, shared by everything that is opened with these options."""
 
     @classmethod
     def of(cls, options: StoreOptions) -> S3Options:
         """The part of a store's options that is about reaching the endpoint."""
-        shared = {field.name for field in fields(StoreOptions)} & {field.name for field in fields(cls)}
+        shared = {each.name for each in fields(StoreOptions)} & {each.name for each in fields(cls)}
         return cls(**{name: getattr(options, name) for name in shared})
 
     def __post_init__(self) -> None:
         if self.addressing_style not in ("auto", "path", "virtual"):
             raise ConfigError(f"addressing_style is {self.addressing_style!r}", hint="use auto, path or virtual")
-        if self.checksum not in ("crc64nvme", "md5", "none"):
-            raise ConfigError(f"checksum is {self.checksum!r}", hint="use crc64nvme, md5 or none")
+        object.__setattr__(self, "sent", SentChecksums(self.checksum))
         if self.connect_timeout_s <= 0 or self.read_timeout_s <= 0:
             raise ConfigError("timeouts have to be positive")
         if self.endpoint_url is not None:

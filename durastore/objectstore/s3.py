@@ -30,6 +30,7 @@ class S3Store:
     def __init__(self, bucket: str, *, options: S3Options) -> None:
         self._bucket = bucket
         self._options = options
+        self._sent = options.sent
         self._connector = Connector(bucket, options)
         self._reader = S3Reader(self._connector)
 
@@ -76,23 +77,25 @@ class S3Store:
     def put(
         self, key: ObjectKey, body: Body, *, crc64nvme: str | None, metadata: Mapping[str, str], if_absent: bool = False
     ) -> WriteReply:
-        arguments = {**self._creation(metadata), **self._body(body, crc64nvme)}
+        arguments = {**self._creation(metadata), **_body(body, crc64nvme, kind=self._sent.single)}
         if if_absent:
             arguments["IfNoneMatch"] = "*"
         return _reply(self._write("put_object", key, what="put", arguments=arguments), f"put {key}")
 
     def create_upload(self, key: ObjectKey, *, metadata: Mapping[str, str]) -> str:
-        arguments = self._creation(metadata)
-        if self._options.checksum == "crc64nvme":
+        arguments, kind = self._creation(metadata), self._sent.multipart
+        if kind == "crc64nvme":
             arguments |= {"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"}
         answer = self._write("create_multipart_upload", key, what="create upload of", arguments=arguments)
         upload_id = answer.get("UploadId")
         if not upload_id:
             raise UnknownAnswer(f"create upload of {key}: the answer carries no upload id")
+        self._sent.begin(str(upload_id), kind=kind)
         return str(upload_id)
 
     def upload_part(self, key: ObjectKey, upload_id: str, *, number: int, body: Body, crc64nvme: str) -> PartReply:
-        arguments = {"UploadId": upload_id, "PartNumber": number, **self._body(body, crc64nvme)}
+        content = _body(body, crc64nvme, kind=self._sent.of(upload_id))
+        arguments = {"UploadId": upload_id, "PartNumber": number, **content}
         answer = self._write("upload_part", key, what=f"upload part {number} of", arguments=arguments)
         reply = _reply(answer, f"upload part {number} of {key}")
         return PartReply(number=number, etag=reply.etag, size_bytes=memoryview(body).nbytes, crc64nvme=crc64nvme)
@@ -100,7 +103,7 @@ class S3Store:
     def complete_upload(
         self, key: ObjectKey, upload_id: str, *, parts: Sequence[PartReply], size_bytes: int, crc64nvme: str
     ) -> WriteReply:
-        has_checksum = self._options.checksum == "crc64nvme"
+        has_checksum = self._sent.of(upload_id) == "crc64nvme"
         listed = [_listed_part(part, has_checksum=has_checksum) for part in parts]
         arguments: dict[str, Any] = {"UploadId": upload_id, "MultipartUpload": {"Parts": listed}}
         if has_checksum:
@@ -109,6 +112,7 @@ class S3Store:
         # A 200 whose body is empty or speaks of something else parses to an answer without these (case B53).
         if answer.get("Key") not in (key.text, None) or not answer.get("ETag"):
             raise AmbiguousWrite(f"complete {key}: answered 200 without naming the object", status=200)
+        self._sent.end(upload_id)
         return _reply(answer, f"complete {key}")
 
     def abort_upload(self, key: ObjectKey, upload_id: str) -> None:
@@ -117,6 +121,7 @@ class S3Store:
         except RequestRefused as exc:
             if exc.facts.get("server_code") != "NoSuchUpload":
                 raise
+        self._sent.end(upload_id)
 
     def list_parts(self, key: ObjectKey, upload_id: str) -> tuple[PartReply, ...]:
         client, found, marker = self._client(), list[PartReply](), 0
@@ -158,15 +163,16 @@ class S3Store:
             arguments["SSEKMSKeyId"] = options.kms_key
         return arguments
 
-    def _body(self, body: Body, crc64nvme: str | None) -> dict[str, Any]:
-        # Bytes, never a stream: a request sent again starts at their beginning by construction (case B50).
-        data = bytes(body) if isinstance(body, memoryview) else body
-        if self._options.checksum == "crc64nvme" and crc64nvme:
-            return {"Body": data, "ChecksumCRC64NVME": crc64nvme}
-        if self._options.checksum == "md5":
-            digest = hashlib.md5(data, usedforsecurity=False).digest()
-            return {"Body": data, "ContentMD5": base64.b64encode(digest).decode("ascii")}
-        return {"Body": data}
+
+def _body(body: Body, crc64nvme: str | None, *, kind: str) -> dict[str, Any]:
+    # Bytes, never a stream: a request sent again starts at their beginning by construction (case B50).
+    data = bytes(body) if isinstance(body, memoryview) else body
+    if kind == "crc64nvme" and crc64nvme:
+        return {"Body": data, "ChecksumCRC64NVME": crc64nvme}
+    if kind == "md5":
+        digest = hashlib.md5(data, usedforsecurity=False).digest()
+        return {"Body": data, "ContentMD5": base64.b64encode(digest).decode("ascii")}
+    return {"Body": data}
 
 
 def _reply(answer: Mapping[str, Any], title: str) -> WriteReply:

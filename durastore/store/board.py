@@ -23,6 +23,8 @@ class Board:
         self._progress_at = clock.monotonic()
         self._waiters = 0
         self._drainers = 0
+        self.is_probing = False
+        """While a probe is under way: what the endpoint refuses now it may take with other headers (case B160)."""
 
     def note_progress(self) -> None:
         """A pack moved on: whoever waits looks again, and no stall is counted from before this moment."""

@@ -257,7 +257,7 @@ class Lane:
             self._failed[record.pack_id] = trouble.failure(record, error)
         else:
             self._backoff.postpone(record.pack_id, is_rewriting=trouble.needs_rewrite)
-            if self._backoff.attempts(record.pack_id) >= trouble.max_attempts:
+            if self._backoff.attempts(record.pack_id) >= trouble.max_attempts and not services.board.is_probing:
                 self._failed[record.pack_id] = trouble.failure(record, error)
         if trouble.stops_puts and isinstance(error, DurastoreError):
             services.board.fail(error)

@@ -14,7 +14,8 @@ from typing import Any, TypedDict, Unpack
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.config import StoreOptions, resolve_options
-from durastore.errors import SameFailureDomain
+from durastore.errors import RequestRefused, SameFailureDomain
+from durastore.formats.marker import Marker
 from durastore.fsio.space import filesystem_of
 from durastore.manifest.marker_store import ensure_marker
 from durastore.model import Run
@@ -31,7 +32,7 @@ from durastore.store.catalog import Catalog
 from durastore.store.intake import Intake
 from durastore.store.lane import Lane
 from durastore.store.membership import Membership
-from durastore.store.probing import Probing
+from durastore.store.probing import Probing, choose_headers, probe_headers
 from durastore.store.room import Room
 from durastore.store.services import Services
 from durastore.store.settling import Settling
@@ -65,6 +66,7 @@ class OptionOverrides(TypedDict, total=False):
     sse: str | None
     kms_key: str | None
     bucket_owner: str | None
+    checksum: str
     transport: str
     reclaim: str
     settle_s: float
@@ -126,6 +128,7 @@ class _Opener:
         self._stack = stack
         self._is_own_adapter = is_own_adapter
         self._options = options
+        self._s3 = S3Options.of(options)
         self._clock = clock
         self._counters = Counting()
         self._observer: Observer = self._counters if listener is None else Tee(self._counters, listener)
@@ -144,11 +147,9 @@ class _Opener:
         root = SpoolRoot.open(local, is_any_filesystem_allowed=self._options.is_any_filesystem_allowed)
         spool = Spool.claim(root, clock=self._clock)
         self._resources.callback(spool.close)
-        marker = ensure_marker(objects, url.prefix, run=given_run, clock=self._clock)
+        marker = self._agree_on_marker(objects, url, run=given_run, root=root)
         run = given_run or marker.run or Run.of({})
-        transport = choose_transport(
-            bare, self._options.transport, s3=self.s3_options(), max_requests=_LIMITS.max_requests
-        )
+        transport = choose_transport(bare, self._options.transport, s3=self._s3, max_requests=_LIMITS.max_requests)
         services = self._services(objects, url.prefix, run=run, store_id=marker.store_id, transport=transport)
         spools = [spool, *self._siblings(root)]
         settling = Settling(services, url=url.render(), store_id=marker.store_id)
@@ -158,8 +159,7 @@ class _Opener:
         membership = Membership(
             catalog.view.index(run.digest), run=run.digest, rows_of=catalog.rows_of, is_held=catalog.is_held
         )
-        is_probed = url.kind == "s3" and not self._is_own_adapter and self._options.probe == "auto"
-        Probing(services, self._policy(), spools=spools).start(url, self.s3_options(), is_probed=is_probed)
+        Probing(services, self._policy(), spools=spools).start(url, self._s3, is_probed=self._is_probed(url))
         for number, each in enumerate(spools):
             self._lanes.append(self._lane(number, each, services=services, membership=membership))
         writer = PackWriter(spool, run, limits=self._pack_limits(), clock=self._clock, listener=self._lanes[0])
@@ -179,7 +179,23 @@ class _Opener:
         return Store(parts)
 
     def s3_options(self) -> S3Options:
-        return S3Options.of(self._options)
+        """The same for all that is opened: what one of them learns about headers holds for the others."""
+        return self._s3
+
+    def _is_probed(self, url: BucketUrl) -> bool:
+        return url.kind == "s3" and not self._is_own_adapter and self._options.probe == "auto"
+
+    def _agree_on_marker(self, objects: ObjectStore, url: BucketUrl, *, run: Run | None, root: SpoolRoot) -> Marker:
+        """The first write of all: where its headers are refused, the endpoint is probed for others at once."""
+        if not self._is_probed(url):
+            return ensure_marker(objects, url.prefix, run=run, clock=self._clock)
+        choose_headers(url, self._s3, root=root)
+        try:
+            return ensure_marker(objects, url.prefix, run=run, clock=self._clock)
+        except RequestRefused:
+            if not probe_headers(url, self._s3, root=root, clock=self._clock):
+                raise
+            return ensure_marker(objects, url.prefix, run=run, clock=self._clock)
 
     def _services(
         self, objects: ObjectStore, prefix: str, *, run: Run, store_id: str, transport: TransportFactory

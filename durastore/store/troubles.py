@@ -15,7 +15,6 @@ from durastore.errors import (
     NotVerified,
     ObjectAbsent,
     PackFailed,
-    RequestRefused,
     UnknownAnswer,
 )
 from durastore.model import PackState
@@ -65,9 +64,8 @@ def judge_upload(error: BaseException) -> Trouble:
         return Trouble(needs_rewrite=True, max_attempts=_DAMAGE_ATTEMPTS)  # acknowledged, and stored wrong (case B75)
     if isinstance(error, IntegrityError | DiskFailed | OSError):
         return Trouble(is_local_suspect=True)
-    if isinstance(error, RequestRefused):
-        return Trouble(is_final=True)
     if isinstance(error, DurastoreError):
+        # also a refusal: the probe under way may find headers that are taken (case B160)
         return Trouble(max_attempts=_DAMAGE_ATTEMPTS)
     return Trouble(is_final=True)
 

@@ -44,29 +44,32 @@ class AioTransport:
         self._client = client
         self._bucket = bucket
         self._options = options
+        self._sent = options.sent
 
     async def put(
         self, key: ObjectKey, body: bytes, *, crc64nvme: str, metadata: Mapping[str, str], if_absent: bool
     ) -> WriteReply:
-        arguments = {**self._creation(metadata), **await self._body(body, crc64nvme)}
+        arguments = {**self._creation(metadata), **await _body(body, crc64nvme, kind=self._sent.single)}
         if if_absent:
             arguments["IfNoneMatch"] = "*"
         return _reply(await self._ask("put_object", key, what="put", arguments=arguments), f"put {key}")
 
     async def create(self, key: ObjectKey, *, metadata: Mapping[str, str]) -> str:
-        arguments = self._creation(metadata)
-        if self._options.checksum == "crc64nvme":
+        arguments, kind = self._creation(metadata), self._sent.multipart
+        if kind == "crc64nvme":
             arguments |= {"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"}
         answer = await self._ask("create_multipart_upload", key, what="create upload of", arguments=arguments)
         upload_id = answer.get("UploadId")
         if not upload_id:
             raise UnknownAnswer(f"create upload of {key}: the answer carries no upload id")
+        self._sent.begin(str(upload_id), kind=kind)
         return str(upload_id)
 
     async def upload_part(
         self, key: ObjectKey, upload_id: str, *, number: int, body: bytes, crc64nvme: str
     ) -> PartReply:
-        arguments = {"UploadId": upload_id, "PartNumber": number, **await self._body(body, crc64nvme)}
+        content = await _body(body, crc64nvme, kind=self._sent.of(upload_id))
+        arguments = {"UploadId": upload_id, "PartNumber": number, **content}
         answer = await self._ask("upload_part", key, what=f"upload part {number} of", arguments=arguments)
         reply = _reply(answer, f"upload part {number} of {key}")
         return PartReply(number=number, etag=reply.etag, size_bytes=len(body), crc64nvme=crc64nvme)
@@ -74,7 +77,7 @@ class AioTransport:
     async def complete(
         self, key: ObjectKey, upload_id: str, *, parts: Sequence[PartReply], size_bytes: int, crc64nvme: str
     ) -> WriteReply:
-        has_checksum = self._options.checksum == "crc64nvme"
+        has_checksum = self._sent.of(upload_id) == "crc64nvme"
         listed: list[dict[str, Any]] = []
         for part in parts:
             checksum = {"ChecksumCRC64NVME": part.crc64nvme} if has_checksum and part.crc64nvme else {}
@@ -85,6 +88,7 @@ class AioTransport:
         answer = await self._ask("complete_multipart_upload", key, what="complete", arguments=arguments)
         if answer.get("Key") not in (key.text, None):
             raise AmbiguousWrite(f"complete {key}: answered 200 about another object", status=200)
+        self._sent.end(upload_id)
         return _reply(answer, f"complete {key}")
 
     async def abort(self, key: ObjectKey, upload_id: str) -> None:
@@ -93,6 +97,7 @@ class AioTransport:
         except RequestRefused as exc:
             if exc.facts.get("server_code") != "NoSuchUpload":
                 raise
+        self._sent.end(upload_id)
 
     async def head(self, key: ObjectKey) -> ObjectStat:
         """As the port says. A 404 is taken as it stands: here absence only ever leads to sending again."""
@@ -138,13 +143,14 @@ class AioTransport:
             arguments["SSEKMSKeyId"] = options.kms_key
         return arguments
 
-    async def _body(self, body: bytes, crc64nvme: str) -> dict[str, Any]:
-        if self._options.checksum == "crc64nvme":
-            return {"Body": _Body(body), "ChecksumCRC64NVME": crc64nvme}
-        if self._options.checksum == "md5":
-            digest = await asyncio.to_thread(lambda: hashlib.md5(body, usedforsecurity=False).digest())
-            return {"Body": _Body(body), "ContentMD5": base64.b64encode(digest).decode("ascii")}
-        return {"Body": _Body(body)}
+
+async def _body(body: bytes, crc64nvme: str, *, kind: str) -> dict[str, Any]:
+    if kind == "crc64nvme":
+        return {"Body": _Body(body), "ChecksumCRC64NVME": crc64nvme}
+    if kind == "md5":
+        digest = await asyncio.to_thread(lambda: hashlib.md5(body, usedforsecurity=False).digest())
+        return {"Body": _Body(body), "ContentMD5": base64.b64encode(digest).decode("ascii")}
+    return {"Body": _Body(body)}
 
 
 class _Body(io.BytesIO):

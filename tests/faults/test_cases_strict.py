@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import durastore
-from durastore.errors import CredentialsRefused, DurastoreError
+from durastore.errors import CredentialsRefused, DurastoreError, RequestRefused
 from durastore.model import ObjectKey
 from durastore.objectstore.memory import MemoryStore
 from durastore.store.store import Store
@@ -104,6 +104,42 @@ PASSING = [
     case("B27 a stale HEAD", Rule(lie=Lie.STALE_HEAD, key_part=PACKS, count=1)),
     case("B75 stores nothing once", Rule(lie=Lie.STORE_EMPTY, key_part=PACKS, count=1)),
 ]
+
+
+REFUSING = (SMALL_PARTS, Rule(lie=Lie.REJECT_CHECKSUM_HEADERS))
+
+
+@pytest.mark.parametrize("transport", ["threads", "aio"])
+def test_where_checksum_headers_are_refused_others_are_sent(strict: StrictTrial, transport: str) -> None:
+    # case B160: the very first write is refused, and the endpoint is asked which headers it takes
+    strict.server.script(*REFUSING)
+    store = strict.open(probe="auto", transport=transport)
+    strict.put_all(store, is_multipart=True)
+    assert strict.stop(store) is None
+    assert strict.packs == []
+    strict.check_nothing_lost()
+
+
+def test_headers_refused_from_some_day_on_are_found_by_the_background_probe(strict: StrictTrial) -> None:
+    # case B160: the marker is there already, and the refusal comes with a pack
+    strict.server.script(SMALL_PARTS)
+    strict.open().close()
+    strict.server.script(*REFUSING)
+    store = strict.open(probe="auto")
+    strict.put_all(store, is_multipart=True)
+    assert strict.stop(store) is None
+    strict.check_nothing_lost()
+
+
+def test_without_a_probe_the_headers_are_the_users_choice(strict: StrictTrial) -> None:
+    # case B160
+    strict.server.script(*REFUSING)
+    with pytest.raises(RequestRefused, match="InvalidArgument"):
+        strict.open()
+    store = strict.open(checksum="md5")
+    strict.put_all(store, is_multipart=True)
+    assert strict.stop(store) is None
+    strict.check_nothing_lost()
 
 
 @pytest.mark.parametrize("rules", PASSING)

@@ -219,12 +219,16 @@ class Hollow(Told):
         return self.data[offset:][:length]
 
 
-def test_each_part_is_looked_into(store: FaultyStore, pack: PackRecord, fd: int) -> None:
+def test_each_part_is_looked_into(
+    store: FaultyStore, pack: PackRecord, fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # case B47: of an object that went in parts, a part that is gone is not found by a block of another one
+    monkeypatch.setattr("durastore.verify.attest.WHOLE_BYTES", 0)
+    monkeypatch.setattr("durastore.verify.attest.SPOT_BYTES", 1)
     in_parts = policy(probe=probe_result(None, ChecksumKind.CRC64NVME), multipart_above=100, part_bytes=400)
     for start in range(0, len(DATA), 400):
         wrong = bytearray(DATA)
-        wrong[start : start + 400] = bytes(len(wrong[start : start + 400]))
+        wrong[start : start + 400] = bytes(byte ^ 0xFF for byte in wrong[start : start + 400])
         with pytest.raises(IntegrityError, match="differs from pack"):
             attest(Hollow(store, data=bytes(wrong)), pack, fd=fd, policy=in_parts, clock=CLOCK)
 

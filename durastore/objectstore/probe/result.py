@@ -167,6 +167,15 @@ class ProbeResult:
     def checksum_of(self, path: WritePath) -> ChecksumKind | None:
         return self.checksum_single if path is WritePath.SINGLE else self.checksum_multipart
 
+    def header_of(self, path: WritePath) -> str:
+        """The checksum header to send on this path: `crc64nvme`, `md5` or `none` (case B160)."""
+        kind = self.checksum_of(path)
+        if kind is not None:
+            return "crc64nvme" if kind is ChecksumKind.CRC64NVME else "md5"
+        asked = ("put.crc64nvme",) if path is WritePath.SINGLE else ("part.crc64nvme", "complete.crc64nvme")
+        found = [check.outcome for check in map(self.check, asked) if check is not None]
+        return "none" if Outcome.UNSUPPORTED in found else "crc64nvme"
+
     @property
     def blocking(self) -> tuple[str, ...]:
         """Why nothing may be reclaimed here; empty where nothing forbids it."""
