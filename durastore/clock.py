@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "ManualClock", "Stamp", "SystemClock", "age_s"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "ManualClock", "Stamp", "SystemClock", "age_s", "least_age_s"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +57,24 @@ def age_s(since: Stamp, now: Stamp) -> float | None:
     None where no age can be trusted: another boot, or a wall clock that went back (DESIGN 7). The caller must then
     treat whatever the stamp belongs to as expired.
     """
+    passed = _passed_ns(since, now)
+    return None if passed is None else max(passed) / 1e9
+
+
+def least_age_s(since: Stamp, now: Stamp) -> float | None:
+    """Seconds that surely passed: the smaller of both differences. For waiting, where a wall clock that is set forward
+    must not pass for time; None as for `age_s`.
+    """
+    passed = _passed_ns(since, now)
+    return None if passed is None else min(passed) / 1e9
+
+
+def _passed_ns(since: Stamp, now: Stamp) -> tuple[int, int] | None:
     if since.boot_id != now.boot_id:
         return None
     wall = now.wall_ns - since.wall_ns
     boot = now.boottime_ns - since.boottime_ns
-    if wall < 0 or boot < 0:
-        return None
-    return max(wall, boot) / 1e9
+    return None if wall < 0 or boot < 0 else (wall, boot)
 
 
 @lru_cache(maxsize=1)

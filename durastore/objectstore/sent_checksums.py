@@ -23,10 +23,14 @@ class SentChecksums:
     def __init__(self, choice: str = "auto") -> None:
         if choice not in CHECKSUM_CHOICES:
             raise ConfigError(f"checksum is {choice!r}", hint=f"use {', '.join(CHECKSUM_CHOICES)}")
+        self._choice = choice
         self._is_fixed = choice != "auto"
         self._single = self._multipart = choice if self._is_fixed else "crc64nvme"
         self._begun: dict[str, str] = {}
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[SentChecksums], tuple[str]]:
+        return SentChecksums, (self._choice,)  # options are pickled into worker processes; a lock cannot be
 
     @property
     def single(self) -> str:

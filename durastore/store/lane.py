@@ -293,11 +293,14 @@ class Lane:
             self._watch("segment", None, future=self._services.pool.submit(self._segmenter.publish, verified))
 
     def _believable(self) -> list[PackRecord]:
-        """Verified packs. Once a copy was found wrong, those that were only attested are read in full first."""
+        """Verified packs. Once a copy was found wrong, all that were only attested are read in full, manifested or not:
+        what such an endpoint does not hold has to be sent again.
+        """
         verified = self.spool.journal.packs(PackState.VERIFIED)
         if self._services.verifier.distrust is None or self._segmenter.is_under_way:
             return verified
-        doubtful = [r for r in verified if r.evidence is None or r.evidence.level < EvidenceLevel.READ_BACK]
+        proven = self.spool.journal.packs(PackState.VERIFIED, PackState.MANIFESTED)
+        doubtful = [r for r in proven if r.evidence is None or r.evidence.level < EvidenceLevel.READ_BACK]
         for record in doubtful:
             reason = "attested by an endpoint that was caught lying"
             self.spool.journal.move_back(record.pack_id, PackState.UPLOADED, reason=reason)

@@ -6,7 +6,7 @@ go: a fact that is missing refuses. (The guards on the receipt itself live in `r
 
 from __future__ import annotations
 
-from durastore.clock import Stamp, age_s
+from durastore.clock import Stamp, age_s, least_age_s
 from durastore.errors import NotVerified
 from durastore.model import Digest, Evidence, EvidenceLevel, PackState
 from durastore.objectstore.port import ObjectStat
@@ -62,12 +62,14 @@ def guard_freshness(record: PackRecord, evidence: Evidence, *, now: Stamp, polic
 
 def settle_age_s(record: PackRecord, evidence: Evidence | None, *, now: Stamp) -> float | None:
     """Seconds since the upload's answer or since its manifest segment was read back, whichever was later: the segment
-    can be forgotten as well. What was before a reboot counts from the first full look in this boot. None: not known.
+    can be forgotten as well. What was before a reboot counts from the first full look in this boot, and so does an
+    object that somebody wrote again since. None: not known.
     """
-    looked = age_s(Stamp.parse(evidence.taken), now) if evidence is not None else None
+    looked = least_age_s(Stamp.parse(evidence.taken), now) if evidence is not None else None
+    is_ours = evidence is None or evidence.etag == record.etag
     ages = []
-    for since in (record.uploaded_at, record.manifested_at):
-        age = age_s(since, now) if since is not None else None
+    for since in (record.uploaded_at if is_ours else None, record.manifested_at):
+        age = least_age_s(since, now) if since is not None else None
         ages.append(looked if age is None else age)
     if record.manifested_at is None or None in ages:
         return None

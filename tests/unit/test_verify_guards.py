@@ -161,6 +161,28 @@ def test_the_settle_time_lies_between_segment_and_look_as_well() -> None:  # cas
     guard_settled(late, proof, now=clock.stamp(), policy=POLICY)
 
 
+def test_a_wall_clock_set_forward_is_no_time_passed() -> None:  # case B62
+    clock = ManualClock()
+    good, proof = record(clock), evidence(clock)
+    clock.step_wall(3_600)
+    with pytest.raises(NotVerified):
+        guard_settled(good, proof, now=clock.stamp(), policy=POLICY)
+    clock.advance(600)
+    guard_settled(good, proof, now=clock.stamp(), policy=POLICY)
+
+
+def test_an_object_written_again_by_others_settles_from_the_look_at_it() -> None:
+    clock = ManualClock()
+    good = record(clock)
+    clock.advance(500)
+    theirs = replace(evidence(clock), etag='"another"')
+    clock.advance(500)
+    with pytest.raises(NotVerified):
+        guard_settled(good, theirs, now=clock.stamp(), policy=POLICY)
+    clock.advance(100)
+    guard_settled(good, theirs, now=clock.stamp(), policy=POLICY)
+
+
 def test_a_later_look_does_not_begin_the_settle_time_anew() -> None:
     clock = ManualClock()
     good = record(clock)
