@@ -6,8 +6,6 @@ An upload in parts ends with what it began with. Must never decide what a copy i
 
 from __future__ import annotations
 
-import threading
-
 from durastore.errors import ConfigError
 
 __all__ = ["CHECKSUM_CHOICES", "SentChecksums"]
@@ -18,19 +16,16 @@ _MOST_UPLOADS = 10_000
 
 
 class SentChecksums:
-    """The choice as it stands: `crc64nvme`, `md5` or `none` for each path. Thread-safe."""
+    """The choice as it stands: `crc64nvme`, `md5` or `none` for each path. Thread-safe without a lock, since
+    options are pickled into worker processes: each method is one step of a dict or an attribute.
+    """
 
     def __init__(self, choice: str = "auto") -> None:
         if choice not in CHECKSUM_CHOICES:
             raise ConfigError(f"checksum is {choice!r}", hint=f"use {', '.join(CHECKSUM_CHOICES)}")
-        self._choice = choice
         self._is_fixed = choice != "auto"
         self._single = self._multipart = choice if self._is_fixed else "crc64nvme"
         self._begun: dict[str, str] = {}
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> tuple[type[SentChecksums], tuple[str]]:
-        return SentChecksums, (self._choice,)  # options are pickled into worker processes; a lock cannot be
 
     @property
     def single(self) -> str:
@@ -51,17 +46,14 @@ class SentChecksums:
 
     def begin(self, upload_id: str, *, kind: str) -> None:
         """An upload in parts began with `kind`: its parts and its end are sent with the same."""
-        with self._lock:
-            if len(self._begun) >= _MOST_UPLOADS:  # given up without an end, by a crash of their connection
-                self._begun.pop(next(iter(self._begun)))
-            self._begun[upload_id] = kind
+        if len(self._begun) >= _MOST_UPLOADS:  # given up without an end, by a crash of their connection
+            self._begun.pop(list(self._begun)[0], None)  # noqa: RUF015 - an iterator would not bear another thread
+        self._begun[upload_id] = kind
 
     def of(self, upload_id: str) -> str:
         """What the upload began with; of one that an earlier process began, what is sent now."""
-        with self._lock:
-            return self._begun.get(upload_id, self._multipart)
+        return self._begun.get(upload_id, self._multipart)
 
     def end(self, upload_id: str) -> None:
         """The upload was completed or given up."""
-        with self._lock:
-            self._begun.pop(upload_id, None)
+        self._begun.pop(upload_id, None)
