@@ -301,6 +301,8 @@ class TensorSpec:
     """Stored bytes of each chunk, in order."""
     chunk_digests: tuple[str, ...] = ()
     """XXH3-128 hex of each chunk's stored bytes."""
+    content_digests: tuple[str, ...] = ()
+    """XXH3-128 hex of each chunk's elements, where they are stored compressed; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from durastore.codec.dtypes import has_torch, numpy_dtype, torch_dtype
-from durastore.codec.header import BytesLike, SampleHeader, parse_header, row_bytes
+from durastore.codec.header import BytesLike, SampleHeader, parse_header, row_bytes, row_count
+from durastore.codec.planes import PlanesFault, decode_chunk
 from durastore.codec.selection import ChunkRead, Selection, TensorRows, plan_rows
 from durastore.errors import IntegrityError, InvalidInput
+from durastore.model import TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,21 +63,48 @@ def _decode(header: SampleHeader, wanted: TensorRows, *, views: list[memoryview]
     spec = wanted.spec
     one_row = row_bytes(spec.dtype, spec.shape)
     shape = (wanted.stop - wanted.start, *spec.shape[1:]) if spec.shape else ()
-    # The chunks are in memory, so a tensor of this size is no empty claim.
-    target = np.empty((wanted.stop - wanted.start) * one_row, np.uint8)
+    size = (wanted.stop - wanted.start) * one_row
+    try:
+        target = np.empty(size, np.uint8)  # the chunks are in memory: what is not compressed is no empty claim
+    except MemoryError as exc:
+        raise IntegrityError(f"sample {header.sample_id.text!r}: {size} bytes of {spec.name!r} find no memory") from exc
     for read, view in zip(wanted.chunks, views, strict=True):
         if xxhash.xxh3_128_hexdigest(view) != read.digest:
             raise _fault(header, read, what="does not match its digest")
         first_row = read.chunk * spec.rows_per_chunk
-        low = max(wanted.start, first_row)
-        high = min(wanted.stop, first_row + read.length // one_row)
-        part = np.frombuffer(view, np.uint8)[(low - first_row) * one_row : (high - first_row) * one_row]
-        target[(low - wanted.start) * one_row : (high - wanted.start) * one_row] = part
+        end_row = min(first_row + spec.rows_per_chunk, row_count(spec.shape))
+        low, high = max(wanted.start, first_row), min(wanted.stop, end_row)
+        place = target[(low - wanted.start) * one_row : (high - wanted.start) * one_row]
+        if spec.codec == "raw":
+            place[:] = np.frombuffer(view, np.uint8)[(low - first_row) * one_row : (high - first_row) * one_row]
+            continue
+        is_whole = (low, high) == (first_row, end_row)
+        chunk = place if is_whole else np.empty((end_row - first_row) * one_row, np.uint8)
+        _unpack(header, read, spec=spec, stored=view, out=chunk)
+        if not is_whole:
+            place[:] = chunk[(low - first_row) * one_row : (high - first_row) * one_row]
     return (
         _as_torch(target, dtype=spec.dtype, shape=shape)
         if use_torch
         else target.view(numpy_dtype(spec.dtype)).reshape(shape)
     )
+
+
+def _unpack(
+    header: SampleHeader,
+    read: ChunkRead,
+    *,
+    spec: TensorSpec,
+    stored: memoryview,
+    out: np.ndarray[Any, np.dtype[np.uint8]],
+) -> None:
+    """A compressed chunk's elements, which have a digest of their own: a fault of the codec shows, too."""
+    try:
+        decode_chunk(stored, spec.dtype, out=out)
+    except PlanesFault as exc:
+        raise _fault(header, read, what=f"cannot be unpacked: {exc}") from exc
+    if xxhash.xxh3_128_hexdigest(out.data) != spec.content_digests[read.chunk]:
+        raise _fault(header, read, what="does not unpack to the elements that were put")
 
 
 def _as_torch(target: np.ndarray[Any, np.dtype[np.uint8]], *, dtype: str, shape: tuple[int, ...]) -> Any:

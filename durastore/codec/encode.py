@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import xxhash
@@ -25,13 +26,17 @@ from durastore.codec.header import (
     row_count,
     tensor_name_fault,
 )
+from durastore.codec.planes import CODEC, Piece, choose_planes, encode_chunk
 from durastore.codec.render import render_header
 from durastore.errors import IntegrityError, InvalidInput
 from durastore.model import Digest, Run, SampleEntry, SampleId, TensorSpec, parse_json, render_json
 
-__all__ = ["CHUNK_BYTES", "EncodedSample", "SampleContext", "encode_sample"]
+__all__ = ["CHUNK_BYTES", "COMPRESS_CHOICES", "EncodedSample", "SampleContext", "encode_sample"]
 
 CHUNK_BYTES = 1 << 20
+COMPRESS_CHOICES = ("auto", "none", CODEC)
+LEAST_PACKED_BYTES: Mapping[str, int] = MappingProxyType({"auto": 16 << 10, CODEC: 1})
+LEAST_SAVING = 0.03
 MAX_META_DEPTH = 32
 
 
@@ -45,6 +50,8 @@ class SampleContext:
     provenance: str = "computed"
     embed_run_above_bytes: int = 16 << 20
     """A sample of at least this size is a pack of its own and therefore carries the run's text."""
+    compress: str = "none"
+    """`none`, `auto` (tensors of 16 KiB and more, where it saves), or `planes-zstd` (any size, where it saves)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +64,8 @@ class EncodedSample:
     """Read-only views of one private copy, in order."""
     length: int
     header_digest: Digest
+    content_digest: Digest
+    """Of what was put, however it is stored: equal for equal samples under every codec."""
     schema: str
     meta: str
     run: Digest
@@ -95,7 +104,8 @@ def encode_sample(sample_id: SampleId, tensors: Mapping[str, Any], *, context: S
     if context.provenance not in PROVENANCES:
         raise InvalidInput(f"provenance {ascii(context.provenance)[:40]} is not one of {', '.join(PROVENANCES)}")
     sources = _ordered(tensors)
-    payload, specs = _copy_and_digest(sources)
+    payload, specs = _store(sources, compress=context.compress)
+    size = sum(len(piece) for piece in payload)
     facts = {
         "id": sample_id.text,
         "meta": meta_value,
@@ -104,15 +114,16 @@ def encode_sample(sample_id: SampleId, tensors: Mapping[str, Any], *, context: S
         "provenance": context.provenance,
     }
     header = render_header(facts, specs, run_text=None)
-    if len(header) + len(payload) >= context.embed_run_above_bytes:
+    if len(header) + size >= context.embed_run_above_bytes:
         header = render_header(facts, specs, run_text=context.run.text)
-    _check_readable(header, sample_id, specs=specs, total_length=len(header) + len(payload))
+    _check_readable(header, sample_id, specs=specs, total_length=len(header) + size)
     return EncodedSample(
         sample_id=sample_id,
         header=header,
-        payload=(payload,) if len(payload) else (),
-        length=len(header) + len(payload),
+        payload=payload,
+        length=len(header) + size,
         header_digest=Digest.of(header),
+        content_digest=_content_digest(facts, specs),
         schema=render_schema(specs),
         meta=meta,
         run=context.run.digest,
@@ -169,31 +180,71 @@ def _ordered(tensors: Mapping[str, Any]) -> list[Source]:
     return sorted(sources, key=lambda s: (-DTYPES[s.dtype].item_bytes, s.name))
 
 
-def _copy_and_digest(sources: list[Source]) -> tuple[memoryview, list[TensorSpec]]:
+def _store(sources: list[Source], *, compress: str) -> tuple[tuple[memoryview, ...], list[TensorSpec]]:
+    """The stored bytes as pieces in order, and what they are. Compressed tensors are bytes, and come last."""
     import numpy as np
 
     sizes = [row_count(s.shape) * row_bytes(s.dtype, s.shape) for s in sources]
     buffer = np.empty(sum(sizes), np.uint8)  # every byte of it is written below
-    payload = buffer.data.toreadonly()
-    specs = []
+    data = buffer.data.toreadonly()
+    stored: list[tuple[TensorSpec, list[memoryview]]] = []
     start = 0
     for source, size in zip(sources, sizes, strict=True):
         copy_into(buffer[start : start + size], source)
-        specs.append(_describe(source, payload[start : start + size]))
+        stored.append(_store_one(source, data[start : start + size], compress=compress))
         start += size
-    return payload, specs
+    stored.sort(key=lambda each: each[0].codec != "raw")  # what is left raw keeps its order
+    return tuple(piece for _, pieces in stored for piece in pieces), [spec for spec, _ in stored]
 
 
-def _describe(source: Source, data: memoryview) -> TensorSpec:
+def _store_one(source: Source, data: memoryview, *, compress: str) -> tuple[TensorSpec, list[memoryview]]:
+    if compress == "none" or len(data) < LEAST_PACKED_BYTES[compress]:
+        return _describe(source, data), [data] if len(data) else []
+    packed = choose_planes(data, source.dtype)
+    if not any(packed):
+        return _describe(source, data), [data]
+    chunks = [encode_chunk(chunk, source.dtype, packed=packed) for chunk in _cut(source, data)]
+    size = sum(len(piece) for pieces in chunks for piece in pieces)
+    if size > (1 - LEAST_SAVING) * len(data):
+        return _describe(source, data), [data]
+    return _describe(source, data, chunks=chunks), [memoryview(piece) for pieces in chunks for piece in pieces]
+
+
+def _rows_per_chunk(source: Source) -> int:
     one_row = row_bytes(source.dtype, source.shape)
-    rows_per_chunk = max(1, CHUNK_BYTES // one_row) if one_row else 1
-    step = rows_per_chunk * one_row
-    chunks = [data[at : at + step] for at in range(0, len(data), step)] if len(data) else []
+    return max(1, CHUNK_BYTES // one_row) if one_row else 1
+
+
+def _cut(source: Source, data: memoryview) -> list[memoryview]:
+    step = _rows_per_chunk(source) * row_bytes(source.dtype, source.shape)
+    return [data[at : at + step] for at in range(0, len(data), step)] if len(data) else []
+
+
+def _describe(source: Source, data: memoryview, *, chunks: list[list[Piece]] | None = None) -> TensorSpec:
+    """`chunks`: the stored pieces of each chunk, where they are compressed."""
+    contents = tuple(xxhash.xxh3_128_hexdigest(chunk) for chunk in _cut(source, data))
+    is_raw = chunks is None
     return TensorSpec(
         name=source.name,
         dtype=source.dtype,
         shape=source.shape,
-        rows_per_chunk=rows_per_chunk,
-        chunk_sizes=tuple(len(c) for c in chunks),
-        chunk_digests=tuple(xxhash.xxh3_128_hexdigest(c) for c in chunks),
+        codec="raw" if is_raw else CODEC,
+        rows_per_chunk=_rows_per_chunk(source),
+        chunk_sizes=tuple(map(len, _cut(source, data)) if chunks is None else (sum(map(len, p)) for p in chunks)),
+        chunk_digests=contents if chunks is None else tuple(map(_digest_of, chunks)),
+        content_digests=() if is_raw else contents,
     )
+
+
+def _digest_of(pieces: list[Piece]) -> str:
+    hasher = xxhash.xxh3_128()
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def _content_digest(facts: Mapping[str, Any], specs: list[TensorSpec]) -> Digest:
+    tensors = {
+        t.name: [t.dtype, list(t.shape), t.rows_per_chunk, *(t.content_digests or t.chunk_digests)] for t in specs
+    }
+    return Digest.of(render_json({**facts, "tensors": tensors}).encode())

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from durastore.codec import planes
 from durastore.codec.dtypes import DTYPES
 from durastore.errors import FormatUnsupported, IntegrityError, InvalidInput
 from durastore.model import Digest, SampleEntry, SampleId, TensorSpec, parse_json, render_json
@@ -33,6 +34,7 @@ __all__ = [
     "row_bytes",
     "row_count",
     "shape_fault",
+    "stored_as",
     "tensor_name_fault",
 ]
 
@@ -117,6 +119,13 @@ def row_bytes(dtype: str, shape: Sequence[int]) -> int:
     for extent in shape[1:]:
         size *= extent
     return size
+
+
+def stored_as(tensor: TensorSpec) -> dict[str, Any]:
+    """Dtype and shape in the safetensors entry: the tensor's own, or a vector of bytes where it is compressed."""
+    if tensor.codec == "raw":
+        return {"dtype": tensor.dtype, "shape": list(tensor.shape)}
+    return {"dtype": "U8", "shape": [sum(tensor.chunk_sizes)]}
 
 
 def shape_fault(dtype: str, shape: Sequence[int]) -> str | None:
@@ -252,11 +261,7 @@ def _tensors(top: dict[str, Any], described: dict[str, Any], *, start: int) -> t
             raise IntegrityError(f"tensor name {ascii(name)[:80]} {fault}")
         spec = _spec(name, _object(described[name], f"tensor {name!r}"))
         stored = sum(spec.chunk_sizes)
-        expected = {
-            "dtype": spec.dtype,
-            "shape": list(spec.shape),
-            "data_offsets": [position - start, position - start + stored],
-        }
+        expected = {**stored_as(spec), "data_offsets": [position - start, position - start + stored]}
         if _plain(outer) != expected:
             raise IntegrityError(
                 f"tensor {name!r}: its safetensors entry disagrees with durastore.sample or leaves a gap"
@@ -271,7 +276,7 @@ def _tensors(top: dict[str, Any], described: dict[str, Any], *, start: int) -> t
 
 def _spec(name: str, facts: dict[str, Any]) -> TensorSpec:
     codec, dtype = _field(facts, "codec", kind=str), _field(facts, "dtype", kind=str)
-    if codec != "raw":
+    if codec not in ("raw", planes.CODEC):
         raise FormatUnsupported(f"tensor {name!r} is stored with codec {ascii(codec)[:40]}", hint="upgrade durastore")
     if dtype not in DTYPES:
         raise IntegrityError(f"tensor {name!r} has unknown dtype {ascii(dtype)[:40]}")
@@ -281,32 +286,43 @@ def _spec(name: str, facts: dict[str, Any]) -> TensorSpec:
         raise IntegrityError(f"tensor {name!r} {fault}")
     rows_per_chunk = _sizes([facts.get("rows_per_chunk")], f"rows_per_chunk of {name!r}")[0]
     sizes = tuple(_sizes(_field(facts, "sizes", kind=list), f"sizes of {name!r}"))
-    digests = _field(facts, "digests", kind=str)
-    if len(digests) != 32 * len(sizes) or not _HEX.fullmatch(digests):
-        raise IntegrityError(f"tensor {name!r} has not one digest per chunk")
-    if not _are_row_exact(sizes, dtype=dtype, shape=shape, rows_per_chunk=rows_per_chunk):
-        raise IntegrityError(f"tensor {name!r}: chunk sizes do not follow from dtype, shape and rows per chunk")
-    return TensorSpec(
+    spec = TensorSpec(
         name=name,
         dtype=dtype,
         shape=shape,
         codec=codec,
         rows_per_chunk=rows_per_chunk,
         chunk_sizes=sizes,
-        chunk_digests=tuple(digests[i : i + 32] for i in range(0, len(digests), 32)),
+        chunk_digests=_digests(facts, "digests", count=len(sizes)),
+        content_digests=() if codec == "raw" else _digests(facts, "contents", count=len(sizes)),
     )
+    if not _are_row_exact(spec):
+        raise IntegrityError(f"tensor {name!r}: chunk sizes do not follow from dtype, shape and rows per chunk")
+    return spec
 
 
-def _are_row_exact(sizes: tuple[int, ...], *, dtype: str, shape: tuple[int, ...], rows_per_chunk: int) -> bool:
+def _digests(facts: dict[str, Any], name: str, *, count: int) -> tuple[str, ...]:
+    text = _field(facts, name, kind=str)
+    if len(text) != 32 * count or not _HEX.fullmatch(text):
+        raise IntegrityError(f"sample header: {name} has not one digest per chunk")
+    return tuple(text[i : i + 32] for i in range(0, len(text), 32))
+
+
+def _are_row_exact(spec: TensorSpec) -> bool:
+    sizes, rows_per_chunk = spec.chunk_sizes, spec.rows_per_chunk
     if rows_per_chunk < 1:
         return False
-    one_row, rows = row_bytes(dtype, shape), row_count(shape)
+    one_row, rows = row_bytes(spec.dtype, spec.shape), row_count(spec.shape)
     if not one_row or not rows:
         return not sizes
     full, rest = divmod(rows, rows_per_chunk)
     if len(sizes) != full + bool(rest):  # before any product is spread out: `rows` is still only a claim
         return False
-    return all(s == rows_per_chunk * one_row for s in sizes[:full]) and (not rest or sizes[-1] == rest * one_row)
+    raw_sizes = [rows_per_chunk * one_row] * full + [rest * one_row] * bool(rest)
+    if spec.codec == "raw":
+        return list(sizes) == raw_sizes
+    bounds = {raw: planes.stored_bounds(spec.dtype, raw_bytes=raw) for raw in set(raw_sizes)}
+    return all(bounds[raw][0] <= size <= bounds[raw][1] for size, raw in zip(sizes, raw_sizes, strict=True))
 
 
 def _object(value: object, what: str) -> dict[str, Any]:

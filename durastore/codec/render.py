@@ -9,7 +9,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from durastore.codec.header import CHECK_AT, CHECK_END, FORMAT_MAJOR, MAX_HEADER_BYTES, NO_CHECK, header_check
+from durastore.codec.header import (
+    CHECK_AT,
+    CHECK_END,
+    FORMAT_MAJOR,
+    MAX_HEADER_BYTES,
+    NO_CHECK,
+    header_check,
+    stored_as,
+)
 from durastore.errors import InvalidInput
 from durastore.model import MAX_JSON_ITEMS, TensorSpec, json_items, render_json
 
@@ -21,17 +29,7 @@ def render_header(sample: Mapping[str, Any], tensors: Sequence[TensorSpec], *, r
 
     No timestamp, no random part: equal content gives equal bytes. Raises `InvalidInput` over 16 MiB.
     """
-    described = {
-        t.name: {
-            "codec": t.codec,
-            "dtype": t.dtype,
-            "shape": list(t.shape),
-            "rows_per_chunk": t.rows_per_chunk,
-            "sizes": list(t.chunk_sizes),
-            "digests": "".join(t.chunk_digests),
-        }
-        for t in tensors
-    }
+    described = {t.name: _described(t) for t in tensors}
     metadata = {
         "durastore.check": NO_CHECK,
         "durastore.format": FORMAT_MAJOR,
@@ -43,9 +41,21 @@ def render_header(sample: Mapping[str, Any], tensors: Sequence[TensorSpec], *, r
     start = 0
     for t in tensors:
         stop = start + sum(t.chunk_sizes)
-        top[t.name] = {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": [start, stop]}
+        top[t.name] = {**stored_as(t), "data_offsets": [start, stop]}
         start = stop
     return seal_header(json.dumps(top, separators=(",", ":"), ensure_ascii=False))
+
+
+def _described(tensor: TensorSpec) -> dict[str, Any]:
+    facts = {
+        "codec": tensor.codec,
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "rows_per_chunk": tensor.rows_per_chunk,
+        "sizes": list(tensor.chunk_sizes),
+        "digests": "".join(tensor.chunk_digests),
+    }
+    return facts if tensor.codec == "raw" else {**facts, "contents": "".join(tensor.content_digests)}
 
 
 def seal_header(text: str) -> bytes:

@@ -122,8 +122,7 @@ def _chunks(spec: TensorSpec, offset: int, *, start: int, stop: int) -> tuple[Ch
         return ()
     first, last = start // spec.rows_per_chunk, (stop - 1) // spec.rows_per_chunk
     found = []
-    # All chunks but the last have one size, so the place of any follows from its number.
-    at = offset + first * (spec.chunk_sizes[0] if first else 0)
+    at = offset + sum(spec.chunk_sizes[:first])
     for number in range(first, last + 1):
         size = spec.chunk_sizes[number]
         found.append(

@@ -67,6 +67,7 @@ class OptionOverrides(TypedDict, total=False):
     kms_key: str | None
     bucket_owner: str | None
     checksum: str
+    compress: str
     transport: str
     reclaim: str
     settle_s: float

@@ -14,10 +14,18 @@ from types import TracebackType
 from typing import Any
 
 from durastore.codec.encode import EncodedSample, SampleContext, encode_sample
-from durastore.errors import DurastoreError, ForkedStore, PackFailed, SampleAbsent, StoreClosed
+from durastore.errors import (
+    DurastoreError,
+    ForkedStore,
+    PackFailed,
+    SampleAbsent,
+    SampleExists,
+    StoreClosed,
+)
 from durastore.model import Digest, Evidence, ManifestRow, PackState, Run, Sample, SampleId
 from durastore.observe.events import Counting
 from durastore.store.catalog import Catalog
+from durastore.store.equal import find_equal
 from durastore.store.intake import Intake
 from durastore.store.lane import Lane
 from durastore.store.membership import Decision, Membership
@@ -127,6 +135,7 @@ class Store:
             meta=meta.get(name) if meta else None,
             input_digest=Digest(input_digest) if input_digest is not None else None,
             embed_run_above_bytes=self._parts.services.options.single_pack_bytes,
+            compress=self._parts.services.options.compress,
         )
 
     def _place(self, encoded: Sequence[EncodedSample]) -> dict[str, Ticket]:
@@ -148,10 +157,18 @@ class Store:
         return tickets
 
     def _decide(self, sample: EncodedSample) -> Decision:
+        digest = sample.header_digest
         while True:
-            decision = self._parts.membership.reserve(
-                sample.sample_id, header_digest=sample.header_digest, input_digest=sample.input_digest
-            )
+            try:
+                decision = self._parts.membership.reserve(
+                    sample.sample_id, header_digest=digest, input_digest=sample.input_digest
+                )
+            except SampleExists:
+                stored = find_equal(sample, self.get, run=self.run)
+                if stored is None or stored == digest:
+                    raise
+                digest = stored
+                continue
             if not decision.is_after_flush:
                 return decision
             self.flush()

@@ -93,6 +93,24 @@ def test_a_write_that_fails_in_the_middle_acknowledges_nothing(trial: Trial, mon
     trial.check_nothing_lost()
 
 
+@pytest.mark.parametrize("is_flushed", [False, True])
+@pytest.mark.parametrize("before,after", [("none", "auto"), ("auto", "none"), ("planes-zstd", "auto")])
+def test_the_same_content_under_another_codec_is_known(trial: Trial, before: str, after: str, is_flushed: bool) -> None:
+    tensors = {"h": np.sin(np.arange(50_000, dtype=np.float32))}
+    with closing(trial.open(compress=before, reclaim="never")) as store:
+        assert store.put("s", tensors, meta={"a": 1}).is_new
+        if is_flushed:
+            store.flush(400)
+    with closing(trial.open(compress=after, reclaim="never")) as store:
+        assert not store.put("s", tensors, meta={"a": 1}).is_new
+        for other in ({"h": tensors["h"] + 1}, {"h": tensors["h"].view(np.int32)}):
+            with pytest.raises(SampleExists):
+                store.put("s", other, meta={"a": 1})
+        with pytest.raises(SampleExists):
+            store.put("s", tensors, meta={"a": 2})
+        assert np.array_equal(np.asarray(store.get("s").tensors["h"]), tensors["h"])
+
+
 def test_nothing_is_taken_after_close(trial: Trial) -> None:
     # case B77
     store = trial.open()

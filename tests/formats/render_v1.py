@@ -48,6 +48,17 @@ def sample(name: str, seed: int, *, is_own_pack: bool = False) -> EncodedSample:
     )
 
 
+def planes_tensors() -> dict[str, Any]:
+    """One tensor of two chunks whose exponents shrink, and one too small to be worth it."""
+    values = np.sin(np.arange(600_000) * 0.37) * (1 + np.arange(600_000) % 7)
+    return {"bf16": values.reshape(1000, 600).astype(ml_dtypes.bfloat16), "few": np.arange(3, dtype=np.int32)}
+
+
+def planes_sample() -> bytes:
+    context = SampleContext(run=RUN, meta=None, input_digest=None, compress="auto")
+    return b"".join(encode_sample(SampleId("planes"), planes_tensors(), context=context).chunks())
+
+
 def samples() -> list[EncodedSample]:
     return [sample("HumanEval/0", 0), sample("a.b/ü%/x.y", 1), sample("long/" + "n" * 120, 2)]
 
@@ -137,7 +148,7 @@ def _plain(value: Any) -> Any:
 
 
 def main(folder: Path) -> None:
-    rendered = files()
+    rendered = {**files(), "planes.safetensors": planes_sample()}
     rendered["expected.json"] = (json.dumps(describe(rendered.__getitem__), indent=1) + "\n").encode()
     for name, data in rendered.items():
         with (folder / name).open("xb") as opened:

@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -15,7 +16,7 @@ from safetensors import safe_open
 
 from durastore.formats.keys import parse_pack_key
 from durastore.model import Digest, ObjectKey
-from tests.formats.render_v1 import NAMES, describe, files
+from tests.formats.render_v1 import NAMES, describe, describe_sample, files, planes_tensors
 
 FOLDER = Path(__file__).parent / "v1"
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_bytes())
@@ -75,3 +76,15 @@ def test_other_tools_open_the_old_bytes() -> None:
     with tarfile.open(fileobj=io.BytesIO(read("pack.tar"))) as opened_tar:
         assert opened_tar.getnames() == [name for name, _, _ in EXPECTED["pack"]["members"]]
     assert pq.read_table(FOLDER / "segment.parquet").num_rows == 4
+
+
+def test_compressed_tensors_still_unpack_to_the_same_elements() -> None:
+    """Not the same bytes again: another zstd may shrink better."""
+    found = describe_sample(read("planes.safetensors"))
+    assert {name: t["codec"] for name, t in found["tensors"].items()} == {"bf16": "planes-zstd", "few": "raw"}
+    expected = planes_tensors()
+    for name, value in expected.items():
+        assert found["tensors"][name]["values"] == value.astype(np.float64).tolist()
+    sizes = found["tensors"]["bf16"]["chunk_sizes"]
+    assert len(sizes) == 2
+    assert sum(sizes) < 0.9 * expected["bf16"].nbytes

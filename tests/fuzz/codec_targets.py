@@ -16,7 +16,18 @@ import numpy as np
 import xxhash
 
 from durastore.codec.decode import decode_tensors, scan_sample
-from durastore.codec.header import CHECK_AT, CHECK_END, SampleHeader, header_check, header_size, parse_header
+from durastore.codec.dtypes import DTYPES
+from durastore.codec.header import (
+    CHECK_AT,
+    CHECK_END,
+    SampleHeader,
+    header_check,
+    header_size,
+    parse_header,
+    row_bytes,
+    row_count,
+)
+from durastore.codec.planes import PlanesFault, decode_chunk, plane_count, stored_bounds
 from durastore.codec.selection import plan_rows
 from durastore.errors import FormatUnsupported, IntegrityError, InvalidInput
 from durastore.formats.pack import iter_pack
@@ -87,7 +98,8 @@ def check_header(data: bytes) -> None:
 def check_decode(data: bytes) -> None:
     with suppress(IntegrityError, FormatUnsupported):
         header = parse_header(resealed(data), total_length=None)
-        if header.length - header.header_length > _DECODED_BYTES:
+        size = sum(row_count(spec.shape) * row_bytes(spec.dtype, spec.shape) for spec in header.tensors)
+        if max(size, header.length - header.header_length) > _DECODED_BYTES:
             return
         header, payload = redigested(header)
         rng = random.Random(header.digest.hex)
@@ -101,6 +113,20 @@ def check_decode(data: bytes) -> None:
                     shape = wanted.spec.shape
                     expected = (wanted.stop - wanted.start, *shape[1:]) if shape else ()
                     assert found[wanted.spec.name].shape == expected
+
+
+def check_planes(data: bytes) -> None:
+    """One byte for the dtype, two for the number of elements, then a stored chunk."""
+    if len(data) < 3:
+        return
+    dtype = sorted(DTYPES)[data[0] % len(DTYPES)]
+    size = int.from_bytes(data[1:3], "little") * DTYPES[dtype].item_bytes
+    out = np.zeros(size, np.uint8)
+    with suppress(PlanesFault):
+        decode_chunk(memoryview(data)[3:], dtype, out=out)
+        least, greatest = stored_bounds(dtype, raw_bytes=size)
+        assert least <= len(data) - 3
+        assert greatest >= 8 * plane_count(dtype)
 
 
 def check_scan(data: bytes) -> None:
@@ -227,6 +253,7 @@ _TAR_FIELDS = (
 CODEC_TARGETS = (
     FuzzTarget(name="sample_header", check=check_header, reshape=reshape_header),
     FuzzTarget(name="sample_decode", check=check_decode, reshape=reshape_header),
+    FuzzTarget(name="planes_chunk", check=check_planes, reshape=lambda data, rng: None),
     FuzzTarget(name="sample_scan", check=check_scan, reshape=lambda data, rng: None),
     FuzzTarget(name="pack_walk", check=check_pack, max_bytes=16_384, reshape=reshape_blocks),
 )

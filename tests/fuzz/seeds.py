@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
+from durastore.codec.dtypes import DTYPES
 from durastore.codec.encode import EncodedSample, SampleContext, encode_sample
+from durastore.codec.planes import encode_chunk
 from durastore.formats.journal import render_entry, render_evidence
 from durastore.formats.marker import Marker
 from durastore.formats.pack import TRAILER, member_header, member_padding, run_member
@@ -50,6 +53,11 @@ def samples() -> list[EncodedSample]:
         ),
         encode_sample(SampleId("x.y"), {"t": np.arange(5, dtype=np.int64)}, context=alone),
         encode_sample(SampleId("big"), {"w": np.zeros((3, 700, 512), np.uint8)}, context=context),
+        encode_sample(
+            SampleId("packed"),
+            {"w": np.arange(40_000, dtype=np.float32), "s": hidden},
+            context=replace(context, compress="auto"),
+        ),
     ]
 
 
@@ -124,10 +132,11 @@ def probe() -> ProbeResult:
 def corpora() -> dict[str, Mapping[str, bytes]]:
     """Target -> name -> bytes."""
     encoded = samples()
-    headers = {name: one.header for name, one in zip(("three", "alone", "chunks"), encoded, strict=True)}
+    headers = {name: one.header for name, one in zip(("three", "alone", "chunks", "packed"), encoded, strict=True)}
     return {
         "sample_header": headers,
         "sample_decode": headers,
+        "planes_chunk": _planes_seeds(),
         "sample_scan": {"three": b"".join(encoded[0].chunks()), "alone": b"".join(encoded[1].chunks())},
         "pack_walk": {"two": pack("a", "b/c.d") + TRAILER, "long": pack("n" * 150), "run": run_member(RUN)},
         "segment_row": _row_seeds(encoded[0]),
@@ -135,6 +144,15 @@ def corpora() -> dict[str, Mapping[str, bytes]]:
         **_journal_seeds(encoded[0]),
         **_name_seeds(),
     }
+
+
+def _planes_seeds() -> dict[str, bytes]:
+    found = {}
+    for dtype, packed in (("BF16", (True, False)), ("F32", (True,) * 4), ("U8", (True,)), ("I64", (False,) * 8)):
+        elements = np.arange(600 * DTYPES[dtype].item_bytes, dtype=np.uint8) // 7
+        stored = b"".join(encode_chunk(elements.data, dtype, packed=packed))
+        found[dtype] = bytes([sorted(DTYPES).index(dtype)]) + (600).to_bytes(2, "little") + stored
+    return found
 
 
 def _row_seeds(one: EncodedSample) -> dict[str, bytes]:

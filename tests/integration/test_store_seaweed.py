@@ -118,7 +118,7 @@ def wait_until(is_done: Callable[[], bool]) -> None:
 
 def test_large_samples_go_in_parts(place: dict[str, Any]) -> None:
     big = {"h": torch.arange(20_000_000, dtype=torch.int16)}  # 40 MB: three parts
-    with open_at(place) as store:
+    with open_at(place, compress="none") as store:
         store.put("big", big)
         store.drain(100)
     with dataset(place) as read:

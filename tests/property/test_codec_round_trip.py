@@ -64,7 +64,7 @@ def as_torch(array: Array) -> torch.Tensor:
 
 
 def encode(tensors: dict[str, Any], **context: Any) -> EncodedSample:
-    known: dict[str, Any] = {"run": RUN, "meta": None, "input_digest": None, **context}
+    known: dict[str, Any] = {"run": RUN, "meta": None, "input_digest": None, "compress": "planes-zstd", **context}
     return encode_sample(SampleId("s/1"), tensors, context=SampleContext(**known))
 
 
