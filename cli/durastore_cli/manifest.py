@@ -11,11 +11,12 @@ from durastore.clock import SYSTEM_CLOCK
 from durastore_cli.exits import EPILOG
 from durastore_cli.options import bucket_option, given, needed_place, remote_options
 from durastore_cli.remote import opened_remote
-from durastore_cli.render import print_json, print_lines
+from durastore_cli.render import print_json, print_lines, shown
 
 if TYPE_CHECKING:
     from durastore.manifest.view import ResolvedView
     from durastore.model import ManifestRow
+    from durastore.objectstore.port import ObjectStore
     from durastore.reconcile.findings import Finding
     from durastore.reconcile.rebuild import RebuildPlan, RebuildReport
 
@@ -44,6 +45,8 @@ def show(*, bucket: str | None, sample: str | None, is_listing: bool, as_json: b
 
     with opened_remote(needed_place("bucket", bucket), given(remote)) as (store, prefix):
         snapshot = fetch_snapshot(store, prefix)
+        if not snapshot.segments:
+            _check_there(store, prefix)
         view = fetch_view(store, snapshot)
     if sample is not None:
         rows = [_row_facts(row) for row in view.rows_of(SampleId(sample))]
@@ -51,6 +54,8 @@ def show(*, bucket: str | None, sample: str | None, is_listing: bool, as_json: b
             print_json({"sample": sample, "rows": rows})
         else:
             print_lines(f"{name}: {value}" for row in rows for name, value in row.items())
+        if not rows:
+            click.echo(f"no sample {shown(sample)}; --ids lists those that there are", err=True)
         return 0 if rows else _NO_SAMPLE
     if is_listing:
         if as_json:
@@ -80,6 +85,7 @@ def rebuild(*, bucket: str | None, dry_run: bool, as_json: bool, **remote: Any) 
     from durastore.reconcile.rebuild import execute_rebuild, plan_rebuild
 
     with opened_remote(needed_place("bucket", bucket), given(remote)) as (store, prefix):
+        _check_there(store, prefix)
         plan = plan_rebuild(store, prefix)
         report = None if dry_run else execute_rebuild(store, plan, clock=SYSTEM_CLOCK)
     findings = plan.findings if report is None else report.findings
@@ -90,6 +96,18 @@ def rebuild(*, bucket: str | None, dry_run: bool, as_json: bool, **remote: Any) 
         print_lines(f"{name}: {value}" for name, value in facts.items())
         print_lines(_finding_lines(findings))
     return _FINDINGS if findings else 0
+
+
+def _check_there(store: ObjectStore, prefix: str) -> None:
+    """`StoreMissing` where the prefix holds neither a marker nor anything of ours: most likely it is mistyped."""
+    from durastore.errors import StoreMissing
+    from durastore.manifest.marker_store import fetch_marker
+
+    if fetch_marker(store, prefix) is not None:
+        return
+    lead = f"{prefix}/" if prefix else ""
+    if not any(page for kind in ("manifest", "packs") for page in store.list(f"{lead}{kind}/")):
+        raise StoreMissing(f"there is no durastore at {store.url}/{prefix}", hint="check bucket and prefix")
 
 
 def _view_facts(view: ResolvedView, *, segments: int) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from durastore.errors import (
 )
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
+from durastore.fsio.space import filesystem_of
 from durastore.model import ObjectKey
 from durastore.objectstore.crc import crc64nvme_b64
 from durastore.objectstore.directory_notes import Note, NoteBook
@@ -34,6 +35,8 @@ from durastore.objectstore.port import Body, ObjectReader, ObjectStat, PartReply
 from durastore.objectstore.span import checked_span
 
 __all__ = ["DirectoryStore"]
+
+_IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
 class DirectoryStore:
@@ -65,7 +68,8 @@ class DirectoryStore:
 
     @property
     def failure_domain(self) -> str:
-        return f"disk:{os.fstat(self._root.fd).st_dev}"
+        is_in_memory = filesystem_of(self._path).type_name in _IN_MEMORY
+        return f"{'memory' if is_in_memory else 'disk'}:{os.fstat(self._root.fd).st_dev}"
 
     def fresh_reader(self) -> ObjectReader:
         """Opens the directory anew, and asks the kernel to drop a file's cached pages before it reads them."""

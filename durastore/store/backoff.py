@@ -25,6 +25,7 @@ class Backoff:
         self._due: dict[int, float] = {}
         self._rewriting: set[int] = set()
         self._told_at = -_TELL_EVERY_S
+        self.last_trouble: str | None = None
 
     def postpone(self, pack_id: int, *, is_rewriting: bool = False) -> None:
         attempts = self._attempts[pack_id] = self._attempts.get(pack_id, 0) + 1
@@ -55,6 +56,7 @@ class Backoff:
 
     def tell(self, text: str) -> None:
         """One log line every 30 s at most, however many packs meet the same outage."""
+        self.last_trouble = text
         now = self._clock.monotonic()
         if now - self._told_at >= _TELL_EVERY_S:
             self._told_at = now

@@ -83,6 +83,10 @@ class Lane:
         """Packs that may still be freed in this session."""
         return [r for r in self.spool.journal.packs(PackState.MANIFESTED) if r.pack_id not in self._failed]
 
+    @property
+    def last_trouble(self) -> str | None:
+        return self._backoff.last_trouble
+
     def stop(self, timeout_s: float) -> bool:
         """End the thread after the step it is in; True if it ended in time. Safe to repeat."""
         self._is_stopping = True

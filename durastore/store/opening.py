@@ -6,6 +6,7 @@ Order: options -> bucket -> failure domain -> spool root and lock -> marker and 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from typing import Any, TypedDict, Unpack
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.config import StoreOptions, resolve_options
-from durastore.errors import RequestRefused, SameFailureDomain
+from durastore.errors import ConfigError, EndpointUnreachable, RequestRefused, SameFailureDomain
 from durastore.formats.marker import Marker
 from durastore.fsio.space import filesystem_of
 from durastore.manifest.marker_store import ensure_marker
@@ -89,7 +90,11 @@ class OptionOverrides(TypedDict, total=False):
 
 
 def open_store(
-    url: str, *, local: str | Path, run: Mapping[str, Any] | None = None, **overrides: Unpack[OptionOverrides]
+    url: str | os.PathLike[str],
+    *,
+    local: str | Path,
+    run: Mapping[str, Any] | None = None,
+    **overrides: Unpack[OptionOverrides],
 ) -> Store:
     """Open (or create) the store at `url` with the spool root `local`.
 
@@ -104,10 +109,12 @@ def open_store(
     listener = overrides.pop("observer", None)
     objects = overrides.pop("objects", None)
     options = resolve_options(dict(overrides))
+    if run is not None and not isinstance(run, Mapping):
+        raise ConfigError(f"run is a {type(run).__name__}", hint="give a JSON mapping of what produces the samples")
     given_run = Run.of(run) if run is not None else None
     with ExitStack() as stack:
         opener = _Opener(stack, options=options, clock=clock, listener=listener, is_own_adapter=objects is not None)
-        place = BucketUrl.parse(url)
+        place = BucketUrl.parse(os.fspath(url))
         bare = objects if objects is not None else open_object_store(place, s3=opener.s3_options())
         store = opener.build(place, Path(local), given_run=given_run, bare=bare)
         opener.keep()
@@ -143,8 +150,8 @@ class _Opener:
     def build(self, url: BucketUrl, local: Path, *, given_run: Run | None, bare: ObjectStore) -> Store:
         self._resources.callback(bare.close)
         objects = RetryingStore(bare, RetryPolicy(budget_s=_PATIENCE_S), clock=self._clock)
-        objects.check_bucket()
-        _refuse_same_disk(objects, local, options=self._options)
+        _check_bucket(objects)
+        _refuse_same_fate(objects, local, options=self._options, is_own_adapter=self._is_own_adapter)
         root = SpoolRoot.open(local, is_any_filesystem_allowed=self._options.is_any_filesystem_allowed)
         spool = Spool.claim(root, clock=self._clock)
         self._resources.callback(spool.close)
@@ -259,12 +266,33 @@ class _Opener:
         return Room(spool, marks, stall_s=options.stall_s, board=board, clock=self._clock)
 
 
-def _refuse_same_disk(objects: ObjectStore, local: Path, *, options: StoreOptions) -> None:
-    """Two copies on one disk die together: with such a bucket nothing may ever be reclaimed (DESIGN 4)."""
+def _check_bucket(objects: ObjectStore) -> None:
+    try:
+        objects.check_bucket()
+    except EndpointUnreachable as exc:
+        place = objects.failure_domain.partition(":")[2]
+        raise EndpointUnreachable(
+            f"{exc.message}; the endpoint is {place}",
+            hint=exc.hint or "check endpoint_url and the network",
+            **exc.facts,
+        ) from exc
+
+
+def _refuse_same_fate(objects: ObjectStore, local: Path, *, options: StoreOptions, is_own_adapter: bool) -> None:
+    """Two copies on one disk die together, and a bucket in memory with its machine: with such a bucket nothing may ever
+    be reclaimed (DESIGN 4). An adapter of the caller's own in memory is a test's.
+    """
+    if options.reclaim == "never":
+        return
+    if objects.failure_domain.startswith("memory:") and not is_own_adapter:
+        raise SameFailureDomain(
+            f"the bucket {objects.url} is in memory and ends with this process or machine",
+            hint='use a bucket that lasts, or reclaim="never" (--reclaim never), which keeps every local file',
+        )
     probe = local.absolute()
     while not probe.exists():
         probe = probe.parent
-    if objects.failure_domain == f"disk:{filesystem_of(probe).st_dev}" and options.reclaim != "never":
+    if objects.failure_domain == f"disk:{filesystem_of(probe).st_dev}":
         raise SameFailureDomain(
             f"the bucket directory and the spool {local} lie on the same file system",
             hint='put one of them on another disk, or use reclaim="never" (--reclaim never)',

@@ -14,6 +14,7 @@ from durastore.store.board import Board
 __all__ = ["Room"]
 
 _LOOK_EVERY_S = 1.0
+_HINT = "check the endpoint, free disk space, or change high_watermark_bytes or reserve_bytes"
 
 
 class Room:
@@ -27,7 +28,8 @@ class Room:
         self._clock = clock
 
     def wait(self, needed_bytes: int, *, blockers: Callable[[], Sequence[DurastoreError]]) -> None:
-        """Return once `needed_bytes` fit. Says once why it waits; `SpoolFull` when no pack progressed for `stall_s`.
+        """Return once `needed_bytes` fit. Says once why it waits; `SpoolFull` when no pack progressed for `stall_s`, or
+        at once where nothing of ours could ever make room.
 
         `blockers` tells why packs fail, for the message. A fatal error of the store is raised at once.
         """
@@ -43,11 +45,11 @@ class Room:
             if not is_told:
                 LOGGER.warning("put waits: %s", text)
                 is_told = True
+            if used == 0 or needed_bytes > self._watermarks.high_bytes:
+                raise SpoolFull(f"there is never room for {needed_bytes / 1e9:.3f} GB: {text}", hint=_HINT)
             stalled_s = min(self._board.idle_s(), self._clock.monotonic() - since)
             if stalled_s >= self._stall_s:
-                raise SpoolFull(
-                    f"no pack progressed for {stalled_s:.0f} s: {text}", hint="check the endpoint and free disk space"
-                )
+                raise SpoolFull(f"no pack progressed for {stalled_s:.0f} s: {text}", hint=_HINT)
             with self._board.changed:
                 self._clock.wait(self._board.changed, _LOOK_EVERY_S)
 

@@ -14,14 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from durastore.codec.encode import EncodedSample, SampleContext, encode_sample
-from durastore.errors import (
-    DurastoreError,
-    ForkedStore,
-    PackFailed,
-    SampleAbsent,
-    SampleExists,
-    StoreClosed,
-)
+from durastore.errors import DurastoreError, ForkedStore, PackFailed, SampleAbsent, SampleExists, StoreClosed
 from durastore.model import Digest, Evidence, ManifestRow, PackState, Run, Sample, SampleId
 from durastore.observe.events import Counting
 from durastore.store.catalog import Catalog
@@ -32,6 +25,7 @@ from durastore.store.membership import Decision, Membership
 from durastore.store.room import Room
 from durastore.store.services import Services
 from durastore.store.tickets import Ticket
+from durastore.store.waiting import describe_wait
 
 __all__ = ["Store", "StoreParts", "StoreStatus"]
 
@@ -272,7 +266,8 @@ class Store:
                 if self._is_closed:
                     raise StoreClosed("the store was closed while this waited")
                 if deadline is not None and services.clock.monotonic() >= deadline:
-                    raise TimeoutError(f"{what} did not end within {timeout_s:g} s; local files are kept")
+                    left = describe_wait(self._parts.lanes, draining=draining, settle_s=services.options.settle_s)
+                    raise TimeoutError(f"{what} did not end within {timeout_s:g} s: {left}")
                 with services.board.changed:
                     services.clock.wait(services.board.changed, _LOOK_EVERY_S)
         finally:

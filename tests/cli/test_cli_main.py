@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 
+import durastore
 from durastore import __version__, errors
 from durastore.errors import DurastoreError, SpoolFull
 from durastore_cli import main as main_module
@@ -80,6 +82,21 @@ def test_wrong_usage_is_2_and_on_stderr(arguments: list[str], named: str, capsys
     out, err = capsys.readouterr()
     assert out == ""
     assert named in err
+
+
+@pytest.mark.parametrize("what", ["show", "rebuild"])
+def test_a_mistyped_prefix_is_no_empty_store(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["manifest", what, "--bucket", str(tmp_path)]) == 10
+    assert "there is no durastore" in capsys.readouterr().err
+
+
+def test_a_sample_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bucket").mkdir()
+    with durastore.open(tmp_path / "bucket", local=tmp_path / "spool", reclaim="never") as store:
+        store.put("a", {"x": np.zeros(1)})
+    assert run(["manifest", "show", "--bucket", str(tmp_path / "bucket"), "--sample", "a"]) == 0
+    assert run(["manifest", "show", "--bucket", str(tmp_path / "bucket"), "--sample", "b"]) == 1
+    assert "no sample b" in capsys.readouterr().err
 
 
 def test_no_command_is_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import durastore
 from durastore.errors import SameFailureDomain
+from durastore.fsio.space import filesystem_of
 
 
 @pytest.mark.parametrize("reclaim", ["lazy", "eager"])
@@ -18,6 +20,21 @@ def test_a_bucket_on_the_spools_own_disk_is_refused_before_anything_is_written(t
         durastore.open(f"file://{tmp_path}/bucket", local=tmp_path / "not" / "there" / "yet", reclaim=reclaim)
     assert list((tmp_path / "bucket").iterdir()) == []
     assert not (tmp_path / "not").exists()
+
+
+@pytest.mark.parametrize("reclaim", ["lazy", "eager"])
+def test_a_bucket_in_memory_is_no_place_for_the_only_copy(
+    tmp_path: Path, reclaim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SameFailureDomain, match="in memory"):
+        durastore.open("memory://bucket/p", local=tmp_path / "spool", reclaim=reclaim)
+    (tmp_path / "bucket").mkdir()
+    on_tmpfs = replace(filesystem_of(tmp_path), type_name="tmpfs")
+    monkeypatch.setattr("durastore.objectstore.directory.filesystem_of", lambda _: on_tmpfs)
+    with pytest.raises(SameFailureDomain, match="in memory"):
+        durastore.open(tmp_path / "bucket", local=tmp_path / "spool", reclaim=reclaim)
+    assert not (tmp_path / "spool").exists()
+    durastore.open("memory://bucket/p", local=tmp_path / "spool", reclaim="never").close()
 
 
 def test_with_never_it_may_be_there(tmp_path: Path) -> None:
