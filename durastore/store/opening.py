@@ -159,7 +159,8 @@ class _Opener:
             catalog.view.index(run.digest), run=run.digest, rows_of=catalog.rows_of, is_held=catalog.is_held
         )
         is_probed = url.kind == "s3" and not self._is_own_adapter and self._options.probe == "auto"
-        Probing(services, self._policy(), spools=spools).start(url, self.s3_options(), is_probed=is_probed)
+        known = None if self._is_own_adapter else url
+        Probing(services, self._policy(), spools=spools).start(known, self.s3_options(), is_probed=is_probed)
         for number, each in enumerate(spools):
             self._lanes.append(self._lane(number, each, services=services, membership=membership))
         writer = PackWriter(spool, run, limits=self._pack_limits(), clock=self._clock, listener=self._lanes[0])

@@ -1,7 +1,7 @@
 """When a store's endpoint is probed, and what a stop of reclaiming means for the next session.
 
-Duty: use a fresh saved result, else probe in the background (copies are read back in full until it is there); keep the
-stop switch in the journal. Must never let a result of another endpoint, bucket or key count.
+Duty: use a fresh saved result, else probe in the background (nothing is reclaimed until that has ended); keep the stop
+switch in the journal. Must never let a result of another endpoint, bucket or key count, nor forget one that blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from durastore.objectstore.location import BucketUrl, S3Options
 from durastore.objectstore.probe.opening import opened_probe_port
 from durastore.objectstore.probe.result import ProbeResult
 from durastore.objectstore.probe.run import run_probe
-from durastore.objectstore.probe.saved import is_fresh, load_probe, save_probe, target_of
+from durastore.objectstore.probe.saved import (
+    is_fresh,
+    load_probes,
+    newest_of,
+    save_probe,
+    standing_block,
+    target_of,
+)
 from durastore.observe.events import LOGGER
 from durastore.spool.spool import Spool
 from durastore.store.services import Services
@@ -36,16 +43,21 @@ class Probing:
         self._services = services
         self._policy = policy
         self._spools = spools
+        self._saved: list[ProbeResult] = []
 
-    def start(self, url: BucketUrl, s3: S3Options, *, is_probed: bool) -> None:
-        """Restore a stop of an earlier session; with `is_probed`, find out what this endpoint guards."""
-        if not is_probed:
+    def start(self, url: BucketUrl | None, s3: S3Options, *, is_probed: bool) -> None:
+        """Restore a stop of an earlier session; with `is_probed`, find out what this endpoint guards.
+
+        `url` None: an adapter of the caller's own, which no saved result speaks of.
+        """
+        if url is None:
             self.restore_stop(None)
             return
         prefix = self._services.prefix
         with opened_probe_port(url, s3=s3) as port:
             target = target_of(endpoint=port.endpoint, bucket=port.bucket, prefix=prefix, account=port.account)
-        self.begin(target, partial(_probe, url, s3, prefix=prefix, clock=self._services.clock))
+        probe = partial(_probe, url, s3, prefix=prefix, clock=self._services.clock)
+        self.begin(target, probe if is_probed else None)
 
     def restore_stop(self, result: ProbeResult | None) -> None:
         """Start stopped if an earlier session found a wrong copy and nobody has probed the endpoint since; from now on
@@ -64,14 +76,22 @@ class Probing:
             self._record_stop(self._services.verifier.distrust)  # also one that recovery just found
         self._services.verifier.on_distrust(self._record_stop)
 
-    def begin(self, target: str, probe: Callable[[], ProbeResult]) -> None:
-        """Use the saved result about `target`, or run `probe` on the pool and use that."""
-        saved = load_probe(self._spools[0].root.folder, target=target)
+    def begin(self, target: str, probe: Callable[[], ProbeResult] | None) -> None:
+        """Use the saved result about `target`, or run `probe` on the pool and use that. None: do neither; every copy
+        is read back, and a saved result that blocks does so all the same.
+        """
+        self._saved = load_probes(self._spools[0].root.folder, target=target)
+        saved = newest_of(self._saved)
         self.restore_stop(saved)
-        if saved is not None and is_fresh(saved, now=self._services.clock.stamp()):
+        if probe is None:
+            self._use_none()
+        elif saved is not None and is_fresh(saved, now=self._services.clock.stamp()):
             self._use(saved)
         elif self._services.verifier.distrust is None:  # a stop is lifted by a person's probe, not by our own
+            self._services.verifier.await_probe()  # else a file could go a second before the answer that forbids it
             self._services.pool.submit(probe).add_done_callback(self._after)
+        else:
+            self._use_none()
 
     def _record_stop(self, reason: str) -> None:
         LOGGER.error("reclaiming is stopped, local files are kept: %s", reason)
@@ -85,6 +105,7 @@ class Probing:
         error = future.exception()
         if error is not None:
             LOGGER.warning("the endpoint could not be probed, every copy is read back in full: %s", error)
+            self._use_none()
             return
         try:
             save_probe(self._spools[0].root.folder, future.result())
@@ -93,14 +114,24 @@ class Probing:
         self._use(future.result())
 
     def _use(self, result: ProbeResult) -> None:
-        self._services.verifier.use(replace(self._policy, probe=result))
+        block = standing_block([*self._saved, result])  # an answer that did not come takes back nothing
+        self._services.verifier.use(replace(self._policy, probe=result, block=block))
         LOGGER.info(
             "endpoint probe %s: single writes %s, multipart writes %s",
             result.id,
             result.level_single.name,
             result.level_multipart.name,
         )
-        for reason in result.blocking:
+        self._tell_blocked()
+
+    def _use_none(self) -> None:
+        """Every copy is read back; what is known to block goes on blocking, whatever its age."""
+        self._services.verifier.use(replace(self._policy, block=standing_block(self._saved)))
+        self._tell_blocked()
+
+    def _tell_blocked(self) -> None:
+        reason = self._services.verifier.distrust
+        if reason is not None:
             LOGGER.error("nothing will be reclaimed: %s", reason)
 
 

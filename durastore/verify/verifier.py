@@ -57,15 +57,21 @@ class Verifier:
         self._observer = observer
         self._distrust: str | None = None
         self._earned: set[tuple[str | None, bool]] = set()
+        self._is_probe_awaited = False
         self._tell_distrust: Callable[[str], None] = lambda _: None
 
     @property
     def distrust(self) -> str | None:
         """Why nothing may be reclaimed: a copy was found wrong, or the endpoint takes objects away by itself."""
-        probe = self._policy.probe
-        if self._distrust is None and probe is not None and probe.is_blocking:
-            return "; ".join(probe.blocking) or f"lifecycle rule {probe.expiring_rule} expires this prefix"
+        for probe in (self._policy.probe, self._policy.block):
+            if self._distrust is None and probe is not None and probe.is_blocking:
+                return "; ".join(probe.blocking) or f"lifecycle rule {probe.expiring_rule} expires this prefix"
         return self._distrust
+
+    @property
+    def may_reclaim(self) -> bool:
+        """False while nothing may be reclaimed: for a reason (`distrust`), or because the probe has not ended yet."""
+        return self.distrust is None and not self._is_probe_awaited
 
     def stop_reclaiming(self, reason: str) -> None:
         """Throw the stop switch (DESIGN 6). There is no way back within a session."""
@@ -77,9 +83,14 @@ class Verifier:
         """`tell` records the reason durably, so that the next session starts stopped as well."""
         self._tell_distrust = tell
 
+    def await_probe(self) -> None:
+        """No receipt until `use`: the probe may find, a second from now, that the endpoint takes objects away."""
+        self._is_probe_awaited = True
+
     def use(self, policy: ProofPolicy) -> None:
-        """Take another policy, after the endpoint was probed."""
+        """Take another policy, after the endpoint was probed, or could not be."""
         self._policy = policy
+        self._is_probe_awaited = False
 
     def verify_remote_copy(self, record: PackRecord, *, open_local: Callable[[], int] | None = None) -> Evidence:
         """Look at the object on a new connection: attested where this endpoint and write path allow it, else read back.
@@ -158,6 +169,8 @@ class Verifier:
                 f"reclaiming is stopped: {self.distrust}",
                 hint="look at the endpoint, then run `durastore probe --local ROOT`",
             )
+        if self._is_probe_awaited:
+            raise NotVerified("the probe of the endpoint has not ended yet")
 
     def _check_bucket(self, reader: ObjectReader) -> None:
         marker = fetch_marker(reader, self._bucket.prefix)
