@@ -1,7 +1,7 @@
-"""When a store's endpoint is probed, and what a stop of reclaiming means for the next session.
+"""When a store's endpoint is probed, and what saved results mean for a session.
 
-Duty: use a fresh saved result, else probe in the background (nothing is reclaimed until that has ended); keep the stop
-switch in the journal. Must never let a result of another endpoint, bucket or key count, nor forget one that blocks.
+Duty: use a fresh saved result, else probe in the background (nothing is reclaimed until that has ended). Must never let
+a result of another endpoint, bucket or key count, nor forget one that blocks.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
-from durastore.clock import Clock, Stamp
+from durastore.clock import Clock
 from durastore.errors import DurastoreError
+from durastore.formats.stop import Place
 from durastore.objectstore.location import BucketUrl, S3Options
 from durastore.objectstore.probe.opening import opened_probe_port
 from durastore.objectstore.probe.result import ProbeResult
@@ -28,11 +29,10 @@ from durastore.objectstore.probe.saved import (
 from durastore.observe.events import LOGGER
 from durastore.spool.spool import Spool
 from durastore.store.services import Services
+from durastore.store.stopping import StopSwitch
 from durastore.verify.policy import ProofPolicy
 
 __all__ = ["Probing"]
-
-_FACT = "reclaim_stopped"
 
 
 class Probing:
@@ -42,7 +42,8 @@ class Probing:
         """`spools[0]` is the own one; a stop is kept in all, since another process may drain them next."""
         self._services = services
         self._policy = policy
-        self._spools = spools
+        self._folder = spools[0].root.folder
+        self._switch = StopSwitch(services, spools=spools)
         self._saved: list[ProbeResult] = []
 
     def start(self, url: BucketUrl | None, s3: S3Options, *, is_probed: bool) -> None:
@@ -51,38 +52,22 @@ class Probing:
         `url` None: an adapter of the caller's own, which no saved result speaks of.
         """
         if url is None:
-            self.restore_stop(None)
+            self._switch.restore((), place=None)
             return
         prefix = self._services.prefix
         with opened_probe_port(url, s3=s3) as port:
+            place = Place(endpoint=port.endpoint, bucket=port.bucket, prefix=prefix)
             target = target_of(endpoint=port.endpoint, bucket=port.bucket, prefix=prefix, account=port.account)
         probe = partial(_probe, url, s3, prefix=prefix, clock=self._services.clock)
-        self.begin(target, probe if is_probed else None)
+        self.begin(target, probe if is_probed else None, place=place)
 
-    def restore_stop(self, result: ProbeResult | None) -> None:
-        """Start stopped if an earlier session found a wrong copy and nobody has probed the endpoint since; from now on
-        a stop is recorded.
-        """
-        for spool in self._spools:
-            text = spool.journal.get_fact(_FACT)
-            if text is None:
-                continue
-            stamp, _, reason = text.partition(" ")
-            if result is None or Stamp.parse(result.taken).wall_ns <= Stamp.parse(stamp).wall_ns:
-                self._services.verifier.stop_reclaiming(reason)
-            else:
-                spool.journal.set_fact(_FACT, None)
-        if self._services.verifier.distrust is not None:
-            self._record_stop(self._services.verifier.distrust)  # also one that recovery just found
-        self._services.verifier.on_distrust(self._record_stop)
-
-    def begin(self, target: str, probe: Callable[[], ProbeResult] | None) -> None:
+    def begin(self, target: str, probe: Callable[[], ProbeResult] | None, *, place: Place) -> None:
         """Use the saved result about `target`, or run `probe` on the pool and use that. None: do neither; every copy
         is read back, and a saved result that blocks does so all the same.
         """
-        self._saved = load_probes(self._spools[0].root.folder, target=target)
+        self._saved = load_probes(self._folder, target=target)
         saved = newest_of(self._saved)
-        self.restore_stop(saved)
+        self._switch.restore(self._saved, place=place)
         if probe is None:
             self._use_none()
         elif saved is not None and is_fresh(saved, now=self._services.clock.stamp()):
@@ -93,12 +78,6 @@ class Probing:
         else:
             self._use_none()
 
-    def _record_stop(self, reason: str) -> None:
-        LOGGER.error("reclaiming is stopped, local files are kept: %s", reason)
-        for spool in self._spools:
-            if spool.journal.get_fact(_FACT) is None:
-                spool.journal.set_fact(_FACT, f"{self._services.clock.stamp().render()} {reason}")
-
     def _after(self, future: Future[ProbeResult]) -> None:
         if future.cancelled():
             return
@@ -108,7 +87,7 @@ class Probing:
             self._use_none()
             return
         try:
-            save_probe(self._spools[0].root.folder, future.result())
+            save_probe(self._folder, future.result())
         except DurastoreError as exc:
             LOGGER.warning("the probe's result could not be saved: %s", exc)
         self._use(future.result())

@@ -58,7 +58,9 @@ class Verifier:
         self._distrust: str | None = None
         self._earned: set[tuple[str | None, bool]] = set()
         self._is_probe_awaited = False
-        self._tell_distrust: Callable[[str], None] = lambda _: None
+        self._tell_distrust: Callable[[str], None] = _nobody
+        self._tell_again: Callable[[str], None] = _nobody
+        self._look_for_stop: Callable[[], str | None] = lambda: None
 
     @property
     def distrust(self) -> str | None:
@@ -78,10 +80,32 @@ class Verifier:
         if self._distrust is None:
             self._distrust = reason
             self._tell_distrust(reason)
+        else:
+            self._tell_again(reason)
 
-    def on_distrust(self, tell: Callable[[str], None]) -> None:
-        """`tell` records the reason durably, so that the next session starts stopped as well."""
+    def on_distrust(
+        self,
+        tell: Callable[[str], None],
+        *,
+        again: Callable[[str], None] | None = None,
+        look: Callable[[], str | None] | None = None,
+    ) -> None:
+        """`tell` records the reason durably, so that the next session starts stopped as well; `again` hears of every
+        wrong copy after that. `look` finds out why another store at the same root stopped.
+        """
         self._tell_distrust = tell
+        self._tell_again = again or _nobody
+        self._look_for_stop = look or (lambda: None)
+
+    def heed(self) -> str | None:
+        """Look whether another store at this root threw the switch; returns `distrust`.
+
+        `SpoolUnreadable` if that cannot be told: then nothing goes.
+        """
+        reason = self._look_for_stop()
+        if reason is not None and self._distrust is None:
+            self._distrust = reason
+        return self.distrust
 
     def await_probe(self) -> None:
         """No receipt until `use`: the probe may find, a second from now, that the endpoint takes objects away."""
@@ -164,6 +188,7 @@ class Verifier:
         return ProofBatch(self, reader, segments=segments, canary={canary.pack_id: evidence})
 
     def _refuse_if_stopped(self) -> None:
+        self.heed()
         if self.distrust is not None:
             raise NotVerified(
                 f"reclaiming is stopped: {self.distrust}",
@@ -242,6 +267,11 @@ class Verifier:
             self._observer.emit("verify.spot_mismatch", pack=record.name)
             self.stop_reclaiming(exc.message)
             raise NotVerified(f"pack {record.name}: {exc.message}") from exc
+
+
+def _nobody(reason: str) -> None:
+    """Told where nobody listens."""
+    del reason
 
 
 def _unchanged(record: PackRecord, fd: int, *, digest_hex: str) -> FileIdentity:

@@ -191,6 +191,22 @@ def test_damage_found_once_stops_all_reclaiming(trial: Trial) -> None:
     trial.check_nothing_lost()
 
 
+def test_damage_found_by_one_store_stops_every_store_at_the_root(trial: Trial) -> None:
+    with closing(trial.open()) as first, closing(trial.open()) as second:
+        trial.objects.add(FaultRule(op="put", fault=Fault.FLIP_BYTE, count=1, key_part="packs/"))
+        first.put("s/0", SAMPLES["s/0"])
+        with pytest.raises(PackFailed, match="stopped"):
+            first.drain(20)
+        second.put("s/1", SAMPLES["s/1"])
+        with pytest.raises(PackFailed, match="stopped"):
+            second.drain(20)
+        with closing(trial.open()) as third:  # opened while the other two still hold their journals
+            third.put("s/2", SAMPLES["s/2"])
+            with pytest.raises(PackFailed, match="stopped"):
+                third.drain(20)
+    assert trial.unlinked == 0
+
+
 def test_reclaim_never_keeps_every_file(trial: Trial) -> None:
     with trial.open(reclaim="never") as store:
         trial.put_all(store)

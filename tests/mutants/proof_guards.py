@@ -508,10 +508,10 @@ _BATCH_GUARDS = (
     Mutant(
         name="stop-switch-not-kept",
         clause=_STOP,
-        file="durastore/store/probing.py",
-        before="                self._services.verifier.stop_reclaiming(reason)\n",
-        after="                pass\n",
-        tests=("tests/unit/test_store_probing.py",),
+        file="durastore/store/stopping.py",
+        before="            verifier.stop_reclaiming(in_force[0].reason)\n",
+        after="            pass\n",
+        tests=("tests/unit/test_store_stopping.py",),
     ),
     Mutant(
         name="segment-need-not-settle",

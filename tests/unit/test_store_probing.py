@@ -1,4 +1,4 @@
-"""What a session makes of saved probes and of the stop switch of an earlier one, before and after its own probe."""
+"""What a session makes of saved probes, before and after its own has ended."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from durastore.errors import EndpointUnreachable, NotVerified
+from durastore.formats.stop import Place
 from durastore.objectstore.probe.result import Outcome, ProbeCheck, ProbeResult
 from durastore.objectstore.probe.saved import MAX_AGE_S, save_probe
 from durastore.store.lane import Lane
@@ -20,6 +21,7 @@ from tests.unit.verify_lab import policy, probe_result
 __all__ = ["lab"]
 
 TARGET = "0" * 32
+PLACE = Place(endpoint="http://127.0.0.1:1", bucket="b", prefix="p")
 
 
 class Later:
@@ -37,10 +39,11 @@ def lifecycle(outcome: Outcome) -> tuple[ProbeCheck, ...]:
     return (ProbeCheck(name="lifecycle", outcome=outcome, detail="rule tidy", meaning=""),)
 
 
-def saved(lab: ReclaimLab, outcome: Outcome, *, number: int) -> ProbeResult:
+def saved(lab: ReclaimLab, outcome: Outcome, *, number: int, is_by_person: bool = False) -> ProbeResult:
     """A result of this moment on disk, of which this is what it found out about the lifecycle."""
     rule = "tidy" if outcome is Outcome.BLOCKING else None
     facts: dict[str, Any] = {"checks": lifecycle(outcome), "expiring_rule": rule, "id": f"{number:016x}"}
+    facts["is_by_person"] = is_by_person
     result = probe_result(taken=lab.clock.stamp().render(), **facts)
     save_probe(lab.spool.root.folder, result)
     return result
@@ -52,7 +55,7 @@ def session(lab: ReclaimLab, *, is_probed: bool = True) -> tuple[Lane, Future[Pr
     pool = Later()
     services = services_of(lab, reclaim="eager", settle_s=0.0, evidence_ttl_s=1e9)
     probing = Probing(replace(services, pool=cast(Any, pool)), policy(), spools=[lab.spool])
-    probing.begin(TARGET, cast(Any, None) if not is_probed else pool.future.result)
+    probing.begin(TARGET, pool.future.result if is_probed else None, place=PLACE)
     return Lane(0, lab.spool, services=services, membership=cast(Any, None)), pool.future
 
 
@@ -113,34 +116,15 @@ def test_an_older_good_word_does_not_stand_against_a_newer_block(lab: ReclaimLab
     assert lab.verifier.distrust is not None
 
 
-def restore(lab: ReclaimLab, *, probed_s: float | None = None) -> None:
-    """A new session: a verifier that knows nothing, and perhaps a probe made so long after the start."""
-    lab.verifier = lab.make_verifier(policy())
-    probe = None
-    if probed_s is not None:
-        lab.clock.advance(probed_s)
-        probe = probe_result(taken=lab.clock.stamp().render())
-        lab.clock.advance(-probed_s)
-    Probing(services_of(lab), policy(), spools=[lab.spool]).restore_stop(probe)
-
-
-def test_the_next_session_starts_stopped(lab: ReclaimLab) -> None:
-    records = lab.settled("a")
-    restore(lab)
-    before = lab.verifier.distrust
-    assert before is None
-    lab.verifier.stop_reclaiming("object x holds other bytes")
-    for probed_s in (None, -1.0, 0.0):
-        restore(lab, probed_s=probed_s)
-        assert lab.verifier.distrust == "object x holds other bytes"
-        with pytest.raises(NotVerified, match="holds other bytes"):
-            lab.verifier.open_batch(records)
-
-
-def test_a_later_probe_lifts_it(lab: ReclaimLab) -> None:
-    restore(lab)
-    lab.verifier.stop_reclaiming("object x holds other bytes")
-    restore(lab, probed_s=1.0)
-    assert lab.verifier.distrust is None
-    restore(lab)
-    assert lab.verifier.distrust is None
+def test_where_the_rules_cannot_be_read_a_persons_probe_ends_a_block(lab: ReclaimLab) -> None:
+    lab.settled("a")
+    saved(lab, Outcome.BLOCKING, number=1)
+    for number, is_by_person in ((2, False), (3, True)):
+        lab.clock.advance(1)
+        saved(lab, Outcome.UNKNOWN, number=number, is_by_person=is_by_person)
+        lane, _ = session(lab)
+        assert frees(lab, lane) is is_by_person
+    lab.clock.advance(1)
+    saved(lab, Outcome.BLOCKING, number=4, is_by_person=True)
+    session(lab)
+    assert lab.verifier.distrust is not None

@@ -7,7 +7,8 @@ finds none probes again. Must never let a verdict that objects do not stay fade 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from durastore.clock import Stamp, age_s
@@ -23,6 +24,7 @@ __all__ = [
     "load_probe",
     "load_probes",
     "newest_of",
+    "opened_root",
     "save_probe",
     "save_probe_in_root",
     "standing_block",
@@ -54,6 +56,13 @@ def save_probe_in_root(path: Path, result: ProbeResult) -> None:
 
     `StoreMissing` where `path` is no spool root; it is not made.
     """
+    with opened_root(path) as folder:
+        save_probe(folder, result)
+
+
+@contextmanager
+def opened_root(path: Path) -> Iterator[Folder]:
+    """The spool root at `path`, which is not claimed. `StoreMissing` where `path` is no spool root."""
     try:
         folder = Folder.open(path)
     except (FileNotFoundError, NotADirectoryError) as exc:
@@ -61,7 +70,7 @@ def save_probe_in_root(path: Path, result: ProbeResult) -> None:
     with folder:
         if not folder.has(ROOT_MARKER_NAME):
             raise StoreMissing(f"{path} is not a spool root", hint="give the directory that a store uses as local=")
-        save_probe(folder, result)
+        yield folder
 
 
 def load_probe(folder: Folder, *, target: str) -> ProbeResult | None:
@@ -104,13 +113,17 @@ def standing_block(results: Sequence[ProbeResult]) -> ProbeResult | None:
 
 
 def _is_contradicting(result: ProbeResult, block: ProbeResult) -> bool:
-    """Whether `result` is newer and found that nothing of what blocked in `block` is so any more."""
+    """Whether `result` is newer and found that nothing of what blocked in `block` is so any more; from a person's
+    probe, that it does not find it is enough: the person sees that, and may know that the endpoint will never tell.
+    """
     asked = {c.name for c in block.checks if c.outcome is Outcome.BLOCKING}
     if block.expiring_rule is not None:
         asked.add("lifecycle")
     if not _is_newer(result, block) or (result.expiring_rule is not None and "lifecycle" in asked):
         return False
     answers = [result.check(name) for name in asked]
+    if result.is_by_person:
+        return all(c is None or c.outcome is not Outcome.BLOCKING for c in answers)
     return all(c is not None and c.outcome not in (Outcome.BLOCKING, Outcome.UNKNOWN) for c in answers)
 
 
