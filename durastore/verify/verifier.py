@@ -133,8 +133,8 @@ class Verifier:
             return self._attest(reader, record, policy=policy, open_local=open_local)
         except IntegrityError as exc:
             # the server holds other bytes than it acknowledged; until someone looks, nothing is freed
-            self._observer.emit("verify.mismatch", pack=record.name)
             self.stop_reclaiming(exc.message)
+            self._observer.emit("verify.mismatch", pack=record.name)
             raise
         finally:
             reader.close()
@@ -209,8 +209,8 @@ class Verifier:
         try:
             return read_back(reader, record, clock=self._clock)
         except (IntegrityError, ObjectAbsent) as exc:
-            self._observer.emit("verify.canary_failed", pack=record.name)
             self.stop_reclaiming(exc.message)
+            self._observer.emit("verify.canary_failed", pack=record.name)
             raise NotVerified(f"canary {record.name}: {exc.message}") from exc
 
     def holds_segment(self, key: ObjectKey) -> bool:
@@ -264,8 +264,8 @@ class Verifier:
             except IntegrityError:
                 self._read_back(reader, record)
         except IntegrityError as exc:
-            self._observer.emit("verify.spot_mismatch", pack=record.name)
             self.stop_reclaiming(exc.message)
+            self._observer.emit("verify.spot_mismatch", pack=record.name)
             raise NotVerified(f"pack {record.name}: {exc.message}") from exc
 
 

@@ -207,6 +207,26 @@ def test_damage_found_by_one_store_stops_every_store_at_the_root(trial: Trial) -
     assert trial.unlinked == 0
 
 
+class Breaks:
+    """An observer whose metrics socket is gone."""
+
+    def emit(self, name: str, **facts: object) -> None:
+        raise BrokenPipeError(name)
+
+
+def test_an_observer_that_raises_changes_nothing(trial: Trial, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", logger="durastore"), trial.open(observer=Breaks()) as store:
+        trial.put_all(store)
+        store.drain(30)
+        assert store.status().bytes_freed > 0
+        trial.objects.add(FaultRule(op="put", fault=Fault.FLIP_BYTE, count=1, key_part="packs/"))
+        store.put("t/1", SAMPLES["s/1"])
+        with pytest.raises(PackFailed, match="stopped"):
+            store.drain(20)
+    assert caplog.text.count("an observer raised") == 1
+    trial.check_nothing_lost()
+
+
 def test_reclaim_never_keeps_every_file(trial: Trial) -> None:
     with trial.open(reclaim="never") as store:
         trial.put_all(store)

@@ -179,4 +179,37 @@ _KEPT_STOPS = (
     ),
 )
 
-STOP = (*_KNOWN_BLOCKS, *_KEPT_STOPS)
+_EVENTS = (
+    *(
+        Mutant(
+            name=f"{event}-told-before-the-stop",
+            clause=_STOP,
+            file=VERIFIER,
+            before=f"            self.stop_reclaiming(exc.message)\n            {emit}\n",
+            after=f"            {emit}\n            self.stop_reclaiming(exc.message)\n",
+            tests=(test,),
+        )
+        for event, emit, test in (
+            (
+                event,
+                f'self._observer.emit("verify.{event}", pack=record.name)',
+                f"{tests}::test_the_switch_is_thrown_before_anybody_hears_of_{what}",
+            )
+            for event, tests, what in (
+                ("mismatch", "tests/unit/test_verify_attest.py", "the_mismatch"),
+                ("canary_failed", "tests/unit/test_reclaim_engine.py", "a_wrong_copy"),
+                ("spot_mismatch", "tests/unit/test_reclaim_engine.py", "a_wrong_copy"),
+            )
+        )
+    ),
+    Mutant(
+        name="an-observer-breaks-the-pipeline",
+        clause="an observer must not raise into the work",
+        file="durastore/observe/events.py",
+        before="            except Exception as exc:  # noqa: BLE001 - a caller's code, called in the middle of ours\n",
+        after="            except AssertionError as exc:\n",
+        tests=("tests/faults/test_store_lies.py::test_an_observer_that_raises_changes_nothing",),
+    ),
+)
+
+STOP = (*_KNOWN_BLOCKS, *_KEPT_STOPS, *_EVENTS)
