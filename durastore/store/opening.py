@@ -149,8 +149,8 @@ class _Opener:
         transport = choose_transport(
             bare, self._options.transport, s3=self.s3_options(), max_requests=_LIMITS.max_requests
         )
+        spools = [spool, *self._siblings(root)]  # before the pool, whose work needs their locks to its end
         services = self._services(objects, url.prefix, run=run, store_id=marker.store_id, transport=transport)
-        spools = [spool, *self._siblings(root)]
         settling = Settling(services, url=url.render(), store_id=marker.store_id)
         for each in spools:
             settling.settle(each)

@@ -15,6 +15,13 @@ _PROBING_TESTS = "tests/unit/test_store_probing.py"
 _STOPPING_TESTS = "tests/unit/test_store_stopping.py"
 _LIFE = "a lifecycle rule that expires our prefix blocks"
 _STOP = "one mismatch stops all reclaiming"
+_SIBLINGS = (
+    "        spools = [spool, *self._siblings(root)]  # before the pool, whose work needs their locks to its end\n"
+)
+_SERVICES = (
+    "        services = self._services(objects, url.prefix, run=run, store_id=marker.store_id, transport=transport)\n"
+)
+_LOCK_TEST = "test_the_lock_of_a_drained_spool_is_held_until_the_last_work_on_it_has_ended"
 
 
 def _known(name: str, *, file: str, before: str, after: str, test: str) -> Mutant:
@@ -209,6 +216,14 @@ _EVENTS = (
         before="            except Exception as exc:  # noqa: BLE001 - a caller's code, called in the middle of ours\n",
         after="            except AssertionError as exc:\n",
         tests=("tests/faults/test_store_lies.py::test_an_observer_that_raises_changes_nothing",),
+    ),
+    Mutant(
+        name="siblings-close-before-the-pool",
+        clause="spool flock held",
+        file="durastore/store/opening.py",
+        before=_SIBLINGS + _SERVICES,
+        after=_SERVICES + _SIBLINGS,
+        tests=(f"tests/faults/test_store_lies.py::{_LOCK_TEST}",),
     ),
 )
 
