@@ -35,7 +35,7 @@ def command(*, bucket: str | None, local: str | None, as_json: bool, **remote: A
     there, and touches no other key. Works with credentials that may not list: what cannot be seen counts as the worse
     case. Exit code 12: something here takes stored objects away or changes them, so nothing would be reclaimed.
     """
-    result = _run(needed_place("bucket", bucket), given(remote))
+    result = _run(needed_place("bucket", bucket), given(remote), local=local)
     if local is not None:
         from durastore.objectstore.probe.saved import save_probe_in_root
 
@@ -47,15 +47,18 @@ def command(*, bucket: str | None, local: str | None, as_json: bool, **remote: A
     return _FINDINGS if result.is_blocking else 0
 
 
-def _run(bucket: str, values: Mapping[str, Any]) -> ProbeResult:
+def _run(bucket: str, values: Mapping[str, Any], *, local: str | None) -> ProbeResult:
     from durastore.objectstore.location import BucketUrl, S3Options
     from durastore.objectstore.probe.opening import opened_probe_port
     from durastore.objectstore.probe.run import run_probe
+    from durastore.spool.stops import stops_in_root
 
+    # before the first question: the probe then answers what was found wrong before it, and nothing that comes later
+    stops = stops_in_root(Path(local)) if local is not None else []
     options, url = resolve_options(values), BucketUrl.parse(bucket)
     s3 = S3Options.of(options)
     with opened_probe_port(url, s3=s3) as port:
-        return run_probe(port, url.prefix)
+        return run_probe(port, url.prefix, answering=[stop.id for stop in stops])
 
 
 def _facts(result: ProbeResult) -> dict[str, Any]:
@@ -81,6 +84,7 @@ def _facts(result: ProbeResult) -> dict[str, Any]:
         "is_versioned": result.is_versioned,
         "clock_skew_s": result.clock_skew_s,
         "expiring_rule": result.expiring_rule,
+        "answers_stops": list(result.answers_stops),
         "checks": [
             {"name": c.name, "outcome": c.outcome.value, "detail": c.detail, "meaning": c.meaning}
             for c in result.checks
@@ -114,5 +118,7 @@ def _lines(result: ProbeResult) -> Iterator[str]:
             how = "every byte is read back before a local file may go"
         yield f"{path}: {level.name}: {how}"
     yield f"level: {result.level.name}"
+    for stop in result.answers_stops:
+        yield f"lifts the stop of reclaiming {stop}, if that was thrown here, for stores from their next open on"
     for reason in result.blocking:
         yield f"nothing will be reclaimed: {reason}"

@@ -53,11 +53,19 @@ class Counting:
 
 
 class Tee:
-    """Gives each event to several observers."""
+    """Gives each event to several observers. One that raises is logged once and given the next event all the same: what
+    somebody's metrics think of an event must not decide what becomes of a pack.
+    """
 
     def __init__(self, *observers: Observer | Callable[..., None]) -> None:
         self._emits = tuple(o if callable(o) else o.emit for o in observers)
+        self._has_raised: set[int] = set()
 
     def emit(self, name: str, **facts: Fact) -> None:
-        for emit in self._emits:
-            emit(name, **facts)
+        for number, emit in enumerate(self._emits):
+            try:
+                emit(name, **facts)
+            except Exception as exc:  # noqa: BLE001 - a caller's code, called in the middle of ours
+                if number not in self._has_raised:
+                    self._has_raised.add(number)
+                    LOGGER.warning("an observer raised at %s, which is logged once: %r", name, exc)

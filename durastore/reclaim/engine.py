@@ -67,7 +67,7 @@ class Reclaimer:
         what the bucket lost is sent again although nothing is freed any more (case B62). Where a manifest segment is
         gone, its packs go back to be listed in another one.
         """
-        was_trusted = self._verifier.distrust is None
+        was_trusted = self._verifier.heed() is None
         try:
             return self._verifier.open_batch(plan.packs)
         except NotVerified as exc:

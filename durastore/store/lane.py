@@ -327,7 +327,7 @@ class Lane:
     def _start_reclaim(self) -> None:
         services = self._services
         now = services.clock.monotonic()
-        if self._is_reclaiming or now < self._reclaim_at or services.verifier.distrust is not None:
+        if self._is_reclaiming or now < self._reclaim_at or not services.verifier.may_reclaim:
             return
         self._reclaim_at = now + _RECLAIM_EVERY_S
         options = services.options

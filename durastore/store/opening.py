@@ -158,8 +158,8 @@ class _Opener:
         marker = self._agree_on_marker(objects, url, run=given_run, root=root)
         run = given_run or marker.run or Run.of({})
         transport = choose_transport(bare, self._options.transport, s3=self._s3, max_requests=_LIMITS.max_requests)
+        spools = [spool, *self._siblings(root)]  # before the pool, whose work needs their locks to its end
         services = self._services(objects, url.prefix, run=run, store_id=marker.store_id, transport=transport)
-        spools = [spool, *self._siblings(root)]
         settling = Settling(services, url=url.render(), store_id=marker.store_id)
         for each in spools:
             settling.settle(each)
@@ -167,7 +167,8 @@ class _Opener:
         membership = Membership(
             catalog.view.index(run.digest), run=run.digest, rows_of=catalog.rows_of, is_held=catalog.is_held
         )
-        Probing(services, self._policy(), spools=spools).start(url, self._s3, is_probed=self._is_probed(url))
+        known = None if self._is_own_adapter else url
+        Probing(services, self._policy(), spools=spools).start(known, self._s3, is_probed=self._is_probed(url))
         for number, each in enumerate(spools):
             self._lanes.append(self._lane(number, each, services=services, membership=membership))
         writer = PackWriter(spool, run, limits=self._pack_limits(), clock=self._clock, listener=self._lanes[0])

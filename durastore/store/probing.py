@@ -1,7 +1,7 @@
-"""When a store's endpoint is probed, and what a stop of reclaiming means for the next session.
+"""When a store's endpoint is probed, and what saved results mean for a session.
 
-Duty: use a fresh saved result, else probe in the background (copies are read back in full until it is there); keep the
-stop switch in the journal. Must never let a result of another endpoint, bucket or key count.
+Duty: use a fresh saved result, else probe in the background (nothing is reclaimed until that has ended). Must never let
+a result of another endpoint, bucket or key count, nor forget one that blocks.
 """
 
 from __future__ import annotations
@@ -11,22 +11,29 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
-from durastore.clock import Clock, Stamp
+from durastore.clock import Clock
 from durastore.errors import DurastoreError
+from durastore.formats.stop import Place
 from durastore.objectstore.location import BucketUrl, S3Options
 from durastore.objectstore.probe.opening import opened_probe_port
 from durastore.objectstore.probe.result import ProbeResult, WritePath
 from durastore.objectstore.probe.run import run_probe
-from durastore.objectstore.probe.saved import is_fresh, load_probe, save_probe, target_of
+from durastore.objectstore.probe.saved import (
+    is_fresh,
+    load_probes,
+    newest_of,
+    save_probe,
+    standing_block,
+    target_of,
+)
 from durastore.observe.events import LOGGER
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool
 from durastore.store.services import Services
+from durastore.store.stopping import StopSwitch
 from durastore.verify.policy import ProofPolicy
 
 __all__ = ["Probing", "choose_headers", "probe_headers"]
-
-_FACT = "reclaim_stopped"
 
 
 class Probing:
@@ -36,49 +43,41 @@ class Probing:
         """`spools[0]` is the own one; a stop is kept in all, since another process may drain them next."""
         self._services = services
         self._policy = policy
-        self._spools = spools
         self._s3: S3Options | None = None
+        self._folder = spools[0].root.folder
+        self._switch = StopSwitch(services, spools=spools)
+        self._saved: list[ProbeResult] = []
 
-    def start(self, url: BucketUrl, s3: S3Options, *, is_probed: bool) -> None:
-        """Restore a stop of an earlier session; with `is_probed`, find out what this endpoint guards."""
-        if not is_probed:
-            self.restore_stop(None)
+    def start(self, url: BucketUrl | None, s3: S3Options, *, is_probed: bool) -> None:
+        """Restore a stop of an earlier session; with `is_probed`, find out what this endpoint guards.
+
+        `url` None: an adapter of the caller's own, which no saved result speaks of.
+        """
+        if url is None:
+            self._switch.restore((), place=None)
             return
         self._s3, prefix = s3, self._services.prefix
-        self.begin(_target(url, s3, prefix=prefix), partial(_probe, url, s3, prefix=prefix, clock=self._services.clock))
+        place, target = _about(url, s3, prefix=prefix)
+        probe = partial(_probe, url, s3, prefix=prefix, clock=self._services.clock)
+        self.begin(target, probe if is_probed else None, place=place)
 
-    def restore_stop(self, result: ProbeResult | None) -> None:
-        """Start stopped if an earlier session found a wrong copy and nobody has probed the endpoint since; from now on
-        a stop is recorded.
+    def begin(self, target: str, probe: Callable[[], ProbeResult] | None, *, place: Place) -> None:
+        """Use the saved result about `target`, or run `probe` on the pool and use that. None: do neither; every copy
+        is read back, and a saved result that blocks does so all the same.
         """
-        for spool in self._spools:
-            text = spool.journal.get_fact(_FACT)
-            if text is None:
-                continue
-            stamp, _, reason = text.partition(" ")
-            if result is None or Stamp.parse(result.taken).wall_ns <= Stamp.parse(stamp).wall_ns:
-                self._services.verifier.stop_reclaiming(reason)
-            else:
-                spool.journal.set_fact(_FACT, None)
-        if self._services.verifier.distrust is not None:
-            self._record_stop(self._services.verifier.distrust)  # also one that recovery just found
-        self._services.verifier.on_distrust(self._record_stop)
-
-    def begin(self, target: str, probe: Callable[[], ProbeResult]) -> None:
-        """Use the saved result about `target`, or run `probe` on the pool and use that."""
-        saved = load_probe(self._spools[0].root.folder, target=target)
-        self.restore_stop(saved)
-        if saved is not None and is_fresh(saved, now=self._services.clock.stamp()):
+        self._saved = load_probes(self._folder, target=target)
+        saved = newest_of(self._saved)
+        self._switch.restore(self._saved, place=place)
+        if probe is None:
+            self._use_none()
+        elif saved is not None and is_fresh(saved, now=self._services.clock.stamp()):
             self._use(saved)
         elif self._services.verifier.distrust is None:  # a stop is lifted by a person's probe, not by our own
             self._services.board.is_probing = True
+            self._services.verifier.await_probe()  # else a file could go a second before the answer that forbids it
             self._services.pool.submit(probe).add_done_callback(self._after)
-
-    def _record_stop(self, reason: str) -> None:
-        LOGGER.error("reclaiming is stopped, local files are kept: %s", reason)
-        for spool in self._spools:
-            if spool.journal.get_fact(_FACT) is None:
-                spool.journal.set_fact(_FACT, f"{self._services.clock.stamp().render()} {reason}")
+        else:
+            self._use_none()
 
     def _after(self, future: Future[ProbeResult]) -> None:
         try:
@@ -92,15 +91,17 @@ class Probing:
         error = future.exception()
         if error is not None:
             LOGGER.warning("the endpoint could not be probed, every copy is read back in full: %s", error)
+            self._use_none()
             return
         try:
-            save_probe(self._spools[0].root.folder, future.result())
+            save_probe(self._folder, future.result())
         except DurastoreError as exc:
             LOGGER.warning("the probe's result could not be saved: %s", exc)
         self._use(future.result())
 
     def _use(self, result: ProbeResult) -> None:
-        self._services.verifier.use(replace(self._policy, probe=result))
+        block = standing_block([*self._saved, result])  # an answer that did not come takes back nothing
+        self._services.verifier.use(replace(self._policy, probe=result, block=block))
         if self._s3 is not None:
             _send_as(result, self._s3)
         LOGGER.info(
@@ -109,13 +110,23 @@ class Probing:
             result.level_single.name,
             result.level_multipart.name,
         )
-        for reason in result.blocking:
+        self._tell_blocked()
+
+    def _use_none(self) -> None:
+        """Every copy is read back; what is known to block goes on blocking, whatever its age."""
+        self._services.verifier.use(replace(self._policy, block=standing_block(self._saved)))
+        self._tell_blocked()
+
+    def _tell_blocked(self) -> None:
+        reason = self._services.verifier.distrust
+        if reason is not None:
             LOGGER.error("nothing will be reclaimed: %s", reason)
 
 
 def choose_headers(url: BucketUrl, s3: S3Options, *, root: SpoolRoot) -> None:
     """Send the checksum headers that the newest saved probe of this endpoint saw work, whatever its age."""
-    saved = load_probe(root.folder, target=_target(url, s3, prefix=url.prefix))
+    _, target = _about(url, s3, prefix=url.prefix)
+    saved = newest_of(load_probes(root.folder, target=target))
     if saved is not None:
         _send_as(saved, s3)
 
@@ -137,9 +148,11 @@ def _send_as(result: ProbeResult, s3: S3Options) -> bool:
     return is_new
 
 
-def _target(url: BucketUrl, s3: S3Options, *, prefix: str) -> str:
+def _about(url: BucketUrl, s3: S3Options, *, prefix: str) -> tuple[Place, str]:
+    """What a probe result is about: the place in words, and the digest with the account. Sends nothing."""
     with opened_probe_port(url, s3=s3) as port:
-        return target_of(endpoint=port.endpoint, bucket=port.bucket, prefix=prefix, account=port.account)
+        place = Place(endpoint=port.endpoint, bucket=port.bucket, prefix=prefix)
+        return place, target_of(endpoint=port.endpoint, bucket=port.bucket, prefix=prefix, account=port.account)
 
 
 def _probe(url: BucketUrl, s3: S3Options, *, prefix: str, clock: Clock) -> ProbeResult:

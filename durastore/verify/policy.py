@@ -31,6 +31,8 @@ class ProofPolicy:
     audit_share: float = 0.01
     """Share of packs read back in full, whatever the endpoint attests."""
     probe: ProbeResult | None = None
+    block: ProbeResult | None = None
+    """An older or unused result that says that objects do not stay here, as long as no newer one contradicts it."""
 
     @property
     def probe_id(self) -> str | None:

@@ -57,29 +57,64 @@ class Verifier:
         self._observer = observer
         self._distrust: str | None = None
         self._earned: set[tuple[str | None, bool]] = set()
-        self._tell_distrust: Callable[[str], None] = lambda _: None
+        self._is_probe_awaited = False
+        self._tell_distrust: Callable[[str], None] = _nobody
+        self._tell_again: Callable[[str], None] = _nobody
+        self._look_for_stop: Callable[[], str | None] = lambda: None
 
     @property
     def distrust(self) -> str | None:
         """Why nothing may be reclaimed: a copy was found wrong, or the endpoint takes objects away by itself."""
-        probe = self._policy.probe
-        if self._distrust is None and probe is not None and probe.is_blocking:
-            return "; ".join(probe.blocking) or f"lifecycle rule {probe.expiring_rule} expires this prefix"
+        for probe in (self._policy.probe, self._policy.block):
+            if self._distrust is None and probe is not None and probe.is_blocking:
+                return "; ".join(probe.blocking) or f"lifecycle rule {probe.expiring_rule} expires this prefix"
         return self._distrust
+
+    @property
+    def may_reclaim(self) -> bool:
+        """False while nothing may be reclaimed: for a reason (`distrust`), or because the probe has not ended yet."""
+        return self.distrust is None and not self._is_probe_awaited
 
     def stop_reclaiming(self, reason: str) -> None:
         """Throw the stop switch (DESIGN 6). There is no way back within a session."""
         if self._distrust is None:
             self._distrust = reason
             self._tell_distrust(reason)
+        else:
+            self._tell_again(reason)
 
-    def on_distrust(self, tell: Callable[[str], None]) -> None:
-        """`tell` records the reason durably, so that the next session starts stopped as well."""
+    def on_distrust(
+        self,
+        tell: Callable[[str], None],
+        *,
+        again: Callable[[str], None] | None = None,
+        look: Callable[[], str | None] | None = None,
+    ) -> None:
+        """`tell` records the reason durably, so that the next session starts stopped as well; `again` hears of every
+        wrong copy after that. `look` finds out why another store at the same root stopped.
+        """
         self._tell_distrust = tell
+        self._tell_again = again or _nobody
+        self._look_for_stop = look or (lambda: None)
+
+    def heed(self) -> str | None:
+        """Look whether another store at this root threw the switch; returns `distrust`.
+
+        `SpoolUnreadable` if that cannot be told: then nothing goes.
+        """
+        reason = self._look_for_stop()
+        if reason is not None and self._distrust is None:
+            self._distrust = reason
+        return self.distrust
+
+    def await_probe(self) -> None:
+        """No receipt until `use`: the probe may find, a second from now, that the endpoint takes objects away."""
+        self._is_probe_awaited = True
 
     def use(self, policy: ProofPolicy) -> None:
-        """Take another policy, after the endpoint was probed."""
+        """Take another policy, after the endpoint was probed, or could not be."""
         self._policy = policy
+        self._is_probe_awaited = False
 
     def verify_remote_copy(self, record: PackRecord, *, open_local: Callable[[], int] | None = None) -> Evidence:
         """Look at the object on a new connection: attested where this endpoint and write path allow it, else read back.
@@ -98,8 +133,8 @@ class Verifier:
             return self._attest(reader, record, policy=policy, open_local=open_local)
         except IntegrityError as exc:
             # the server holds other bytes than it acknowledged; until someone looks, nothing is freed
-            self._observer.emit("verify.mismatch", pack=record.name)
             self.stop_reclaiming(exc.message)
+            self._observer.emit("verify.mismatch", pack=record.name)
             raise
         finally:
             reader.close()
@@ -153,11 +188,14 @@ class Verifier:
         return ProofBatch(self, reader, segments=segments, canary={canary.pack_id: evidence})
 
     def _refuse_if_stopped(self) -> None:
+        self.heed()
         if self.distrust is not None:
             raise NotVerified(
                 f"reclaiming is stopped: {self.distrust}",
                 hint="look at the endpoint, then run `durastore probe --local ROOT`",
             )
+        if self._is_probe_awaited:
+            raise NotVerified("the probe of the endpoint has not ended yet")
 
     def _check_bucket(self, reader: ObjectReader) -> None:
         marker = fetch_marker(reader, self._bucket.prefix)
@@ -171,8 +209,8 @@ class Verifier:
         try:
             return read_back(reader, record, clock=self._clock)
         except (IntegrityError, ObjectAbsent) as exc:
-            self._observer.emit("verify.canary_failed", pack=record.name)
             self.stop_reclaiming(exc.message)
+            self._observer.emit("verify.canary_failed", pack=record.name)
             raise NotVerified(f"canary {record.name}: {exc.message}") from exc
 
     def holds_segment(self, key: ObjectKey) -> bool:
@@ -226,9 +264,14 @@ class Verifier:
             except IntegrityError:
                 self._read_back(reader, record)
         except IntegrityError as exc:
-            self._observer.emit("verify.spot_mismatch", pack=record.name)
             self.stop_reclaiming(exc.message)
+            self._observer.emit("verify.spot_mismatch", pack=record.name)
             raise NotVerified(f"pack {record.name}: {exc.message}") from exc
+
+
+def _nobody(reason: str) -> None:
+    """Told where nobody listens."""
+    del reason
 
 
 def _unchanged(record: PackRecord, fd: int, *, digest_hex: str) -> FileIdentity:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from durastore.formats.spool_root import ROOT_MARKER_NAME
+from durastore.formats.stop import StopRecord
 from durastore.fsio.folder import Folder
 from durastore.objectstore.probe.port import Answer, ExpiryRule
 from durastore.objectstore.probe.result import ProbeResult
 from durastore.objectstore.probe.store_port import StorePort
+from durastore.spool.stops import stops_in_force, throw_stop
 from durastore_cli.main import run
 
 
@@ -48,6 +50,31 @@ def test_a_result_is_kept_in_a_spool_root(tmp_path: Path, capsys: pytest.Capture
     with Folder.open(local) as folder:
         data = folder.read_bytes(f"probe-{found['id']}.json", limit_bytes=1 << 20)
     assert ProbeResult.parse(data).id == found["id"]
+
+
+def test_it_answers_the_stops_that_were_in_the_root_before_it_began(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ROOT_MARKER_NAME).write_bytes(b"{}")
+    before, meanwhile = (StopRecord(id=digit * 16, thrown="", reason="", place=None) for digit in "12")
+    plain = StorePort.fetch_lifecycle
+
+    def fetch_lifecycle(port: StorePort) -> Answer:
+        throw_stop(folder, meanwhile)
+        return plain(port)
+
+    monkeypatch.setattr(StorePort, "fetch_lifecycle", fetch_lifecycle)
+    with Folder.open(tmp_path) as folder:
+        throw_stop(folder, before)
+        assert run(["probe", "--bucket", "memory://probe-answers", "--local", str(tmp_path), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["answers_stops"] == [before.id]
+        result = ProbeResult.parse(folder.read_bytes(f"probe-{found['id']}.json", limit_bytes=1 << 20))
+        assert (result.is_by_person, result.answers_stops) == (True, (before.id,))
+        # a store lifts it, at its next open
+        assert [stop.id for stop in stops_in_force(folder)] == [before.id, meanwhile.id]
+        assert run(["probe", "--bucket", "memory://probe-answers", "--local", str(tmp_path)]) == 0
+    assert f"lifts the stop of reclaiming {meanwhile.id}" in capsys.readouterr().out
 
 
 def test_a_rule_that_expires_the_prefix_is_a_finding(

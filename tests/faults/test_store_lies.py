@@ -6,6 +6,7 @@ Each trial puts samples, flushes, drains (eager reclaim), and judges from what t
 from __future__ import annotations
 
 import os
+import threading
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,9 +18,12 @@ import pytest
 
 from durastore.clock import SystemClock
 from durastore.errors import CredentialsRefused, DurastoreError, ObjectAbsent, PackFailed
+from durastore.fsio.lock import holders
 from durastore.fsio.sys import SYS
 from durastore.model import ObjectKey
 from durastore.objectstore.memory import MemoryStore
+from durastore.reclaim import engine as reclaim_engine
+from durastore.reclaim._unlink import unlink_proven
 from durastore.store.opening import open_store
 from durastore.store.store import Store
 from durastore.testing.faulty import Fault, FaultRule, FaultyStore
@@ -188,6 +192,72 @@ def test_damage_found_once_stops_all_reclaiming(trial: Trial) -> None:
         store.drain(20)
     store.abandon()
     assert trial.unlinked == 0
+    trial.check_nothing_lost()
+
+
+def test_damage_found_by_one_store_stops_every_store_at_the_root(trial: Trial) -> None:
+    with closing(trial.open()) as first, closing(trial.open()) as second:
+        trial.objects.add(FaultRule(op="put", fault=Fault.FLIP_BYTE, count=1, key_part="packs/"))
+        first.put("s/0", SAMPLES["s/0"])
+        with pytest.raises(PackFailed, match="stopped"):
+            first.drain(20)
+        second.put("s/1", SAMPLES["s/1"])
+        with pytest.raises(PackFailed, match="stopped"):
+            second.drain(20)
+        with closing(trial.open()) as third:  # opened while the other two still hold their journals
+            third.put("s/2", SAMPLES["s/2"])
+            with pytest.raises(PackFailed, match="stopped"):
+                third.drain(20)
+    assert trial.unlinked == 0
+
+
+class Breaks:
+    """An observer whose metrics socket is gone."""
+
+    def emit(self, name: str, **facts: object) -> None:
+        raise BrokenPipeError(name)
+
+
+def test_an_observer_that_raises_changes_nothing(trial: Trial, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", logger="durastore"), trial.open(observer=Breaks()) as store:
+        trial.put_all(store)
+        store.drain(30)
+        assert store.status().bytes_freed > 0
+        trial.objects.add(FaultRule(op="put", fault=Fault.FLIP_BYTE, count=1, key_part="packs/"))
+        store.put("t/1", SAMPLES["s/1"])
+        with pytest.raises(PackFailed, match="stopped"):
+            store.drain(20)
+    assert caplog.text.count("an observer raised") == 1
+    trial.check_nothing_lost()
+
+
+def test_the_lock_of_a_drained_spool_is_held_until_the_last_work_on_it_has_ended(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = trial.open(reclaim="never"), trial.open(reclaim="never")
+    trial.put_all(second)
+    second.flush(20)
+    second.abandon()
+    first.abandon()
+    is_there, may_go_on = threading.Event(), threading.Event()
+
+    def waiting(*arguments: Any, **named: Any) -> int:
+        is_there.set()
+        assert may_go_on.wait(20)
+        return unlink_proven(*arguments, **named)
+
+    monkeypatch.setattr(reclaim_engine, "unlink_proven", waiting)
+    store = trial.open()
+    assert is_there.wait(20)  # between intent and unlink, in the spool of the ended process
+    ending = threading.Thread(target=store.abandon)
+    ending.start()
+    ending.join(0.5)
+    held = holders(trial.local / "w-01" / "lock")
+    may_go_on.set()
+    ending.join(20)
+    assert held == [os.getpid()]
+    assert holders(trial.local / "w-01" / "lock") == []
+    assert trial.unlinked >= 1
     trial.check_nothing_lost()
 
 

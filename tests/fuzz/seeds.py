@@ -19,6 +19,7 @@ from durastore.formats.marker import Marker
 from durastore.formats.pack import TRAILER, member_header, member_padding, run_member
 from durastore.formats.segment import SegmentContent, render_segment
 from durastore.formats.spool_root import RootRecord, render_root
+from durastore.formats.stop import LiftRecord, Place, StopRecord
 from durastore.formats.upload_session import PartRecord, UploadSession, render_session
 from durastore.manifest.snapshot import SegmentRef, snapshot_of
 from durastore.model import (
@@ -174,6 +175,7 @@ def _text_seeds() -> dict[str, Mapping[str, bytes]]:
     parts = tuple(PartRecord(number=n, etag=f'"{n}"', size_bytes=8 << 20, crc64nvme=CRC) for n in (1, 2, 7))
     refs = [SegmentRef(key=key, size_bytes=5, last_modified_s=1.5) for key in SEGMENT_KEYS]
     root = RootRecord(root_id="0" * 32, fs_uuid="uuid", directory_inode=7)
+    place = Place(endpoint="http://h", bucket="b", prefix="p")
     note = {"key": "a/b", "size_bytes": 3, "crc64nvme": CRC, "metadata": {"k": "v"}}
     rows = {
         "tokens": {"id": "a", "input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]},
@@ -189,6 +191,10 @@ def _text_seeds() -> dict[str, Mapping[str, bytes]]:
         "upload_session": {"parts": render_session(UploadSession(upload_id="u", part_bytes=8, parts=parts)).encode()},
         "snapshot": {"three": snapshot_of("p", refs).render().encode(), "empty": snapshot_of("", []).render().encode()},
         "probe_result": {"attested": probe().render()},
+        "stop_of_reclaiming": {
+            "stop": StopRecord(id="1" * 16, thrown="1:2:x", reason="r", place=place).render(),
+            "lift": LiftRecord(stop="1" * 16, probe="2" * 16, lifted="1:2:x").render(),
+        },
         "spool_root": {"root": render_root(root)},
         "directory_note": {"note": render_json(note).encode()},
         "input_row": {name: json.dumps(row).encode() for name, row in rows.items()},

@@ -28,6 +28,7 @@ from durastore.formats.marker import Marker
 from durastore.formats.pack import member_name
 from durastore.formats.runs import parse_run
 from durastore.formats.spool_root import parse_root
+from durastore.formats.stop import LiftRecord, StopRecord
 from durastore.formats.upload_session import parse_session, render_session
 from durastore.fsio.identity import FileIdentity
 from durastore.manifest.snapshot import SegmentRef, Snapshot, segments_id
@@ -94,6 +95,13 @@ def check_probe(data: bytes) -> None:
         assert ProbeResult.parse(result.render()) == result
         assert result.is_blocking in (True, False)
         assert result.level in (EvidenceLevel.ATTESTED, EvidenceLevel.READ_BACK)
+
+
+def check_stop(data: bytes) -> None:
+    for kind in (StopRecord, LiftRecord):
+        with suppress(IntegrityError, FormatUnsupported):
+            record = kind.parse(data)
+            assert kind.parse(record.render()) == record
 
 
 def check_root(data: bytes) -> None:
@@ -326,6 +334,7 @@ TEXT_TARGETS = (
     FuzzTarget(name="run", check=check_run),
     FuzzTarget(name="upload_session", check=check_session),
     FuzzTarget(name="probe_result", check=check_probe),
+    FuzzTarget(name="stop_of_reclaiming", check=check_stop),
     FuzzTarget(name="spool_root", check=check_root),
     FuzzTarget(name="snapshot", check=check_snapshot),
     FuzzTarget(name="journal_columns", check=check_journal_columns),

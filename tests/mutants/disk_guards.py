@@ -465,7 +465,7 @@ _NEVER_GUARDS = (
         name="distrusted-lane-goes-on",
         clause="one mismatch stops all reclaiming",
         file="durastore/store/lane.py",
-        before=" or services.verifier.distrust is not None:",
+        before=" or not services.verifier.may_reclaim:",
         after=":",
         tests=("tests/unit/test_store_lane_reclaim.py::test_a_lane_that_distrusts_its_endpoint_asks_nothing",),
     ),

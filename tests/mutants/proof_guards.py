@@ -465,8 +465,8 @@ _BATCH_GUARDS = (
     _verifier(
         "canary-does-not-stop",
         _STOP,
-        before='"verify.canary_failed", pack=record.name)\n            self.stop_reclaiming(exc.message)\n',
-        after='"verify.canary_failed", pack=record.name)\n',
+        before='            self.stop_reclaiming(exc.message)\n            self._observer.emit("verify.canary_failed"',
+        after='            self._observer.emit("verify.canary_failed"',
         test="test_a_canary_that_is_wrong_stops_everything_and_doubts_its_batch",
     ),
     _verifier(
@@ -486,8 +486,8 @@ _BATCH_GUARDS = (
     _verifier(
         "a-wrong-block-does-not-stop",
         _STOP,
-        before='"verify.spot_mismatch", pack=record.name)\n            self.stop_reclaiming(exc.message)\n',
-        after='"verify.spot_mismatch", pack=record.name)\n',
+        before='            self.stop_reclaiming(exc.message)\n            self._observer.emit("verify.spot_mismatch"',
+        after='            self._observer.emit("verify.spot_mismatch"',
         test="test_data_that_went_wrong_behind_a_good_head_stop_everything",
     ),
     _verifier(
@@ -501,17 +501,17 @@ _BATCH_GUARDS = (
         name="a-mismatch-does-not-stop",
         clause=_STOP,
         file=VERIFIER,
-        before='"verify.mismatch", pack=record.name)\n            self.stop_reclaiming(exc.message)\n',
-        after='"verify.mismatch", pack=record.name)\n',
+        before='            self.stop_reclaiming(exc.message)\n            self._observer.emit("verify.mismatch"',
+        after='            self._observer.emit("verify.mismatch"',
         tests=(f"{_ATTEST_TESTS}::test_one_mismatch_stops_all_reclaiming_and_is_told_once",),
     ),
     Mutant(
         name="stop-switch-not-kept",
         clause=_STOP,
-        file="durastore/store/probing.py",
-        before="                self._services.verifier.stop_reclaiming(reason)\n",
-        after="                pass\n",
-        tests=("tests/unit/test_store_probing.py",),
+        file="durastore/store/stopping.py",
+        before="            verifier.stop_reclaiming(in_force[0].reason)\n",
+        after="            pass\n",
+        tests=("tests/unit/test_store_stopping.py",),
     ),
     Mutant(
         name="settled-by-a-clock-set-forward",

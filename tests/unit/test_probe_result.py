@@ -105,6 +105,11 @@ def test_attested_cannot_be_said_without_what_attests(checksum: ChecksumKind | N
         ("clock_skew_s", "0"),
         ("absent_is_404", 1),
         ("expiring_rule", 0),
+        ("is_by_person", 1),
+        ("answers_stops", "0123456789abcdef"),
+        ("answers_stops", [1]),
+        ("answers_stops", ["x"]),
+        ("answers_stops", ["0123456789abcdef"]),  # a store by itself answers none
         ("format", "1"),
     ],
 )
@@ -114,7 +119,7 @@ def test_what_is_odd_is_refused(name: str, value: object) -> None:
     with pytest.raises(IntegrityError):
         ProbeResult.parse(json.dumps(facts).encode())
     del facts[name]
-    if name != "checksum_single" and name != "checksum_multipart":
+    if name not in ("checksum_single", "checksum_multipart", "is_by_person", "answers_stops"):
         with pytest.raises(IntegrityError):
             ProbeResult.parse(json.dumps(facts).encode())
 
@@ -130,6 +135,17 @@ def test_newer_formats_are_refused_and_unknown_fields_ignored() -> None:
     assert ProbeResult.parse(json.dumps(facts | {"new": 1}).encode()) == result_of()
     with pytest.raises(FormatUnsupported):
         ProbeResult.parse(json.dumps(facts | {"format": 2}).encode())
+
+
+def test_a_result_that_does_not_tell_who_asked_is_no_persons() -> None:
+    asked = result_of(is_by_person=True, answers_stops=("0123456789abcdef",))
+    assert ProbeResult.parse(asked.render()) == asked
+    facts = json.loads(result_of().render())
+    del facts["is_by_person"], facts["answers_stops"]
+    assert ProbeResult.parse(json.dumps(facts).encode()) == result_of()
+    assert not result_of().is_by_person
+    with pytest.raises(InvalidInput):
+        result_of(answers_stops=("0123456789abcdef",))
 
 
 def test_what_blocks() -> None:

@@ -57,6 +57,14 @@ def outcome(result: ProbeResult, name: str) -> Outcome:
     return check.outcome
 
 
+def test_it_says_who_asked_and_which_stops_they_had_seen() -> None:
+    own, _ = probe()
+    assert (own.is_by_person, own.answers_stops) == (False, ())
+    endpoint = FakeEndpoint(None, meddle=None, now_s=lambda: 1.0, seed=0)
+    asked = run_probe(endpoint, "team/run", clock=ManualClock(), answering=["0123456789abcdef"])
+    assert (asked.is_by_person, asked.answers_stops) == (True, ("0123456789abcdef",))
+
+
 def test_an_honest_endpoint_attests_both_paths() -> None:
     result, endpoint = probe()
     assert (result.level, result.level_single, result.level_multipart) == (ATTESTED, ATTESTED, ATTESTED)

@@ -264,6 +264,26 @@ def test_data_that_went_wrong_behind_a_good_head_stop_everything(lab: ReclaimLab
     assert lab.verifier.distrust == told[0]
 
 
+class Breaks:
+    """An observer whose metrics socket is gone."""
+
+    def emit(self, name: str, **facts: object) -> None:
+        raise BrokenPipeError(name)
+
+
+@pytest.mark.parametrize("is_canary", [True, False])
+def test_the_switch_is_thrown_before_anybody_hears_of_a_wrong_copy(lab: ReclaimLab, is_canary: bool) -> None:
+    record, canary = lab.settled("a", "b")
+    wrong = canary if is_canary else record
+    assert wrong.key is not None
+    lab.objects.damage(wrong.key, Fault.FLIP_BYTE)
+    lab.verifier._observer = Breaks()
+    with pytest.raises(BrokenPipeError):
+        lab.reclaim(record, canary)
+    assert lab.verifier.distrust is not None
+    assert lab.unlinked == []
+
+
 def test_a_canary_that_could_not_be_read_is_no_verdict(lab: ReclaimLab) -> None:
     records = lab.settled("a", "b")
     lab.objects.add(FaultRule(op="fetch_chunks", fault=Fault.FORBIDDEN))

@@ -247,6 +247,21 @@ def test_one_mismatch_stops_all_reclaiming_and_is_told_once(store: FaultyStore, 
         stopped.open_batch([pack])
 
 
+class Breaks:
+    """An observer whose metrics socket is gone."""
+
+    def emit(self, name: str, **facts: object) -> None:
+        raise BrokenPipeError(name)
+
+
+def test_the_switch_is_thrown_before_anybody_hears_of_the_mismatch(store: FaultyStore, pack: PackRecord) -> None:
+    looking = verifier(store, observer=Breaks())
+    store.damage(KEY, Fault.FLIP_BYTE)
+    with pytest.raises(BrokenPipeError):
+        looking.verify_remote_copy(pack)
+    assert looking.distrust is not None
+
+
 def test_a_lifecycle_rule_that_expires_the_prefix_blocks_reclaim(store: FaultyStore, pack: PackRecord) -> None:
     blocked = verifier(store, probe=probe_result(ChecksumKind.CRC64NVME, expiring_rule="rule-1"))
     with pytest.raises(NotVerified, match="rule-1"):

@@ -136,6 +136,10 @@ class ProbeResult:
     expiring_rule: str | None
     """The lifecycle rule that expires our prefix: blocks reclaiming."""
     request_count: int
+    is_by_person: bool = False
+    """Whether a person asked (`durastore probe`), not a store by itself."""
+    answers_stops: tuple[str, ...] = ()
+    """Ids of the stops of reclaiming that the person had before them when the probe began: it lifts these only."""
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id) or not _TARGET.fullmatch(self.target):
@@ -154,6 +158,10 @@ class ProbeResult:
             raise InvalidInput("a probe result's clock skew is no number")
         if self.request_count < 0:
             raise InvalidInput("a probe result's request count is negative")
+        if any(_ID.fullmatch(stop) is None for stop in self.answers_stops):
+            raise InvalidInput("a probe result answers something that is no stop")
+        if self.answers_stops and not self.is_by_person:
+            raise InvalidInput("only a person's probe answers a stop")
 
     @property
     def level(self) -> EvidenceLevel:
@@ -200,6 +208,8 @@ class ProbeResult:
         facts: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
         facts |= {
             "format": RESULT_FORMAT,
+            "is_by_person": self.is_by_person,
+            "answers_stops": list(self.answers_stops),
             "level_single": self.level_single.name,
             "level_multipart": self.level_multipart.name,
             "checksum_single": _value_of(self.checksum_single),
@@ -227,6 +237,8 @@ class ProbeResult:
             raise FormatUnsupported(f"probe result format {version} is newer than {RESULT_FORMAT}")
         values: dict[str, Any] = {name: _typed(facts, name, kinds=kinds) for name, kinds in _PLAIN.items()}
         checks = _typed(facts, "checks", kinds=(list,))
+        # without these fields it is of an older durastore, which did not tell who asked: then it was nobody
+        asked = {"is_by_person": False, "answers_stops": []} | facts
         try:
             return cls(
                 **values,
@@ -235,6 +247,8 @@ class ProbeResult:
                 checksum_single=_member(ChecksumKind, facts.get("checksum_single")),
                 checksum_multipart=_member(ChecksumKind, facts.get("checksum_multipart")),
                 checks=tuple(_parse_check(item) for item in checks),
+                is_by_person=_typed(asked, "is_by_person", kinds=(bool,)),
+                answers_stops=tuple(_parse_id(item) for item in _typed(asked, "answers_stops", kinds=(list,))),
             )
         except (InvalidInput, KeyError, ValueError) as exc:
             raise IntegrityError(f"a probe result is malformed: {str(exc)[:120]}") from exc
@@ -274,6 +288,12 @@ def _typed(facts: dict[str, Any], name: str, *, kinds: _Kinds) -> Any:
     if type(value) not in kinds:
         raise IntegrityError(f"a probe result's {name} is missing or of the wrong kind")
     return value
+
+
+def _parse_id(item: object) -> str:
+    if not isinstance(item, str):
+        raise IntegrityError("a probe result answers something that is no text")
+    return item
 
 
 def _parse_check(item: object) -> ProbeCheck:

@@ -7,6 +7,8 @@ its own, replaces only what it wrote, takes nothing away.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
+from dataclasses import replace
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import EndpointUnreachable, ObjectAbsent, UnknownAnswer
@@ -35,8 +37,13 @@ _FACTS = {
 }
 
 
-def run_probe(port: ProbePort, prefix: str, *, clock: Clock = SYSTEM_CLOCK) -> ProbeResult:
+def run_probe(
+    port: ProbePort, prefix: str, *, clock: Clock = SYSTEM_CLOCK, answering: Sequence[str] | None = None
+) -> ProbeResult:
     """Find out what the endpoint checks. `prefix` is the store's, without slashes at its ends; may be empty.
+
+    `answering`: where a person asks, the stops of reclaiming that were in force before this call; None where a store
+    asks by itself.
 
     Whatever the endpoint does later, a result comes back, with the safer level for all that stayed unclear. Raises only
     where nothing can be asked at all, by the very first write: `EndpointUnreachable`, `CredentialsRefused`,
@@ -61,7 +68,8 @@ def run_probe(port: ProbePort, prefix: str, *, clock: Clock = SYSTEM_CLOCK) -> P
         left = ", ".join(sorted(talk.open_uploads.values()))
         talk.note("uploads", Outcome.PRESENT, detail=f"could not be given up: {left}")
     clock_skew_s = check_clock(talk)
-    return _result(talk, port, prefix=prefix, clock=clock, facts=(is_versioned, expiring_rule, clock_skew_s))
+    result = _result(talk, port, prefix=prefix, clock=clock, facts=(is_versioned, expiring_rule, clock_skew_s))
+    return replace(result, is_by_person=answering is not None, answers_stops=tuple(answering or ()))
 
 
 def _raise_if_pointless(first: Answer, *, key: str) -> None:
