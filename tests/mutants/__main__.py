@@ -13,9 +13,10 @@ from pathlib import Path
 from tests.mutants.disk_guards import DISK
 from tests.mutants.mutant import Mutant
 from tests.mutants.proof_guards import PROOF
+from tests.mutants.row_guards import ROWS
 from tests.mutants.workbench import Outcome, Workbench
 
-MUTANTS = (*PROOF, *DISK)
+MUTANTS = (*PROOF, *DISK, *ROWS)
 _LIMIT_S = 120.0
 _ALL_LIMIT_S = 600.0
 

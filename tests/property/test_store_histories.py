@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from durastore.errors import JournalFailed
-from durastore.model import SampleId
+from durastore.model import Digest, ObjectKey, SampleId
 from durastore.spool import spool as spool_module
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool, claim_idle_siblings
@@ -17,6 +17,7 @@ from durastore.testing.faulty import Fault, FaultRule
 from tests.property.disk_image import DiskImage, pack_files
 from tests.property.store_model import RUN, Version, input_digest
 from tests.property.store_world import World, installed
+from tests.unit.reclaim_lab import Chosen
 
 OLD, NEW = Version("s/0", 0, 0), Version("s/0", 1, 1)
 
@@ -141,3 +142,51 @@ def test_a_journal_from_before_the_upload_buries_nothing_that_the_bucket_holds(w
         store.flush(300)
         assert world.view().row(SampleId("s/0")) is not None
         world.stop(store)
+
+
+def damage_trailer(path: Path) -> None:
+    """One bit of a tar's end: its samples are whole, and the pack is not what was sealed."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_the_row_of_a_forgotten_object_gives_way_to_that_of_the_saved_copy(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.SystemRandom", Chosen)  # the canary is the last pack
+    store = world.open(run=RUN, reclaim="lazy")
+    put(store, OLD)
+    store.flush(300)
+    (key,), (path,) = world.objects(), pack_files(world.local)
+    put(store, Version("s/1", 0, None))
+    store.flush(300)
+    assert len(store.rows_of("s/0")) == 1  # the view in hand has the old row from here on
+    world.bucket.lose(ObjectKey(key))
+    damage_trailer(path)
+    world.clock.advance(100)  # both packs have settled, so that they are one batch
+    store.drain(300)
+    assert pack_files(world.local, with_quarantine=False) == []
+    assert OLD.is_in(store.get("s/0"))
+    world.stop(store)
+    (row,) = world.view().rows_of(SampleId("s/0"))
+    assert row.object.key.text in world.whole_objects()
+
+
+def test_a_superseded_content_that_was_saved_into_another_file_stays_superseded(world: World) -> None:
+    old, new = Version("s/0", 1, 0), Version("s/0", 0, 1)
+    store = world.open(run=RUN, reclaim="never")
+    put(store, old)
+    store.flush(300)
+    (path,), (key,) = pack_files(world.local), world.objects()
+    world.bucket.add(FaultRule(op="put", fault=Fault.SERVER_ERROR, count=None, key_part="packs/"))
+    put(store, new)
+    world.stop(store)
+    world.bucket.lose(ObjectKey(key))
+    damage_trailer(path)
+    world.bucket.heal()
+    store = world.open(reclaim="never")
+    store.flush(300)
+    world.stop(store)
+    (row,) = world.view().rows_of(SampleId("s/0"))
+    assert row.entry.input_digest == Digest(str(input_digest(new.input)))
