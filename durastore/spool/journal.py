@@ -302,6 +302,20 @@ class Journal:
         with self._db.reading() as conn:
             return [stone for pack_id in pack_ids for stone in notes.load_tombstones(conn, pack_id)]
 
+    def announce_burial(self, pack_id: int) -> list[Tombstone]:
+        """The rows of a LOST pack are about to be taken out of the view: recorded before it is done, because from then
+        on nothing may be listed under them. Returns the tombstones for it; the same again if repeated.
+        """
+        with self._db.writing() as conn:
+            key = steps.require_state(conn, pack_id, PackState.LOST).key
+            notes.bury_rows(conn, pack_id)
+            return [stone for stone in notes.load_tombstones(conn, pack_id) if stone.key == key]
+
+    def dead_rows(self, pack_id: int) -> list[SampleId]:
+        """Samples of the pack whose rows under its key are, or may be, taken out of the view for ever."""
+        with self._db.reading() as conn:
+            return notes.load_dead_rows(conn, pack_id)
+
     def next_pack_seq(self, writer: WriterId) -> int:
         """A pack number this writer never used before. Reserved in memory: a writer id does not outlive its process."""
         with self._db.reading() as conn:

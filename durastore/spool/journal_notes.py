@@ -18,7 +18,9 @@ from durastore.spool.records import WriterRecord
 
 __all__ = [
     "announce_segment",
+    "bury_rows",
     "last_seqs",
+    "load_dead_rows",
     "load_runs",
     "load_session",
     "load_tombstones",
@@ -98,6 +100,30 @@ def write_tombstones(conn: sqlite3.Connection, pack_id: int, *, tombstones: Iter
         "INSERT OR IGNORE INTO tombstones (pack_id, sample_id, key, offset, reason) VALUES (?, ?, ?, ?, ?)",
         [(pack_id, stone.sample_id.text, stone.key.text, stone.offset, stone.reason) for stone in tombstones],
     )
+
+
+def bury_rows(conn: sqlite3.Connection, pack_id: int) -> None:
+    """Tombstones for all rows of the pack, under the key that it has now."""
+    conn.execute(
+        "INSERT OR IGNORE INTO tombstones (pack_id, sample_id, key, offset, reason)"
+        " SELECT pack_id, sample_id, key, offset, 'lost' FROM samples JOIN packs USING (pack_id)"
+        " WHERE pack_id = ? AND key IS NOT NULL",
+        (pack_id,),
+    )
+
+
+def load_dead_rows(conn: sqlite3.Connection, pack_id: int) -> list[SampleId]:
+    """Samples of the pack whose rows under its key are taken out for good. A superseded row is not meant: it goes into
+    a segment, and the tombstone that waits for it into another.
+    """
+    rows = conn.execute(
+        "SELECT sample_id FROM samples JOIN packs USING (pack_id) WHERE pack_id = ? AND EXISTS"
+        " (SELECT 1 FROM tombstones AS stone WHERE stone.sample_id = samples.sample_id AND stone.key = packs.key"
+        " AND stone.offset = samples.offset AND stone.reason <> 'superseded')",
+        (pack_id,),
+    )
+    with _understood("a sample"):
+        return [SampleId(as_text(sample_id)) for (sample_id,) in rows]
 
 
 def load_tombstones(conn: sqlite3.Connection, pack_id: int) -> list[Tombstone]:

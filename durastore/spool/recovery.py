@@ -50,7 +50,7 @@ class RecoveryReport:
     interrupted: list[str] = field(default_factory=list)
     """Packs that were about to be reclaimed and are still here: UPLOADED again, to be proven anew."""
     restored: list[str] = field(default_factory=list)
-    """LOST packs whose whole file is back: SEALED again."""
+    """LOST packs whose whole file is back: SEALED again, in a new file with another key."""
     rehashed: list[str] = field(default_factory=list)
     """Files with other numbers than recorded (reboot, copy, touch) and the right bytes."""
     set_aside: list[str] = field(default_factory=list)
@@ -148,7 +148,7 @@ def _facts_if_whole(place: Place, record: PackRecord) -> SealFacts | None:
 
 def _salvage(place: Place, record: PackRecord, *, reason: str, report: RecoveryReport) -> None:
     outcome = salvage_pack(place, record, reason=reason)
-    if outcome.saved:
+    if outcome.saved and record.state is not PackState.LOST:
         report.salvaged.append(record.name)
     report.lost.extend(outcome.lost)
     if outcome.quarantined is not None:
@@ -159,7 +159,8 @@ def _restore_lost(place: Place, record: PackRecord, *, report: RecoveryReport) -
     if record.digest is None or record.key is None or not place.packs.has(record.name):
         return
     if _is_intact(place, record):
-        place.journal.move_back(record.pack_id, PackState.SEALED, reason="its file is back")
+        # never under the old key again: its rows may have been taken out of the view, and that is for ever
+        _salvage(place, record, reason="its file is back", report=report)
         report.restored.append(record.name)
 
 

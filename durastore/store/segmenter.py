@@ -69,6 +69,10 @@ class Segmenter:
 
     def _make_draft(self, records: Sequence[PackRecord]) -> _Draft:
         journal = self._spool.journal
+        for record in records:
+            dead = journal.dead_rows(record.pack_id)
+            if dead:
+                raise NotVerified(f"pack {record.name}: the row of {dead[0]} was taken out for good")
         rows = [row for record in records for row in _rows(record, journal.entries(record.pack_id))]
         pack_ids = tuple(record.pack_id for record in records)
         runs = _runs(rows, self._spool, current=self._services.run)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from durastore.errors import ConfigError, DurastoreError, IntegrityError, ObjectAbsent
+from durastore.errors import ConfigError, DiskFailed, DurastoreError, IntegrityError, JournalFailed, ObjectAbsent
 from durastore.formats.keys import pack_listing_prefix, parse_pack_key, parse_segment_key, segment_listing_prefix
-from durastore.model import Evidence, PackState, Tombstone, WriterId
+from durastore.model import Evidence, ObjectKey, PackState, WriterId
 from durastore.observe.events import LOGGER
 from durastore.spool.journal import PackRecord
 from durastore.spool.spool import Spool
@@ -122,19 +122,13 @@ class Settling:
             return self._services.verifier.verify_remote_copy(record)
 
     def _record_lost(self, spool: Spool, record: PackRecord, *, error: DurastoreError) -> None:
-        """Tombstones first, the record after: a crash in between asks the bucket once more, and loses no sample's
-        chance to be made again.
-        """
+        """The record first: a crash in between leaves a LOST pack, whose rows leave the view at the next open."""
         entries = spool.journal.entries(record.pack_id)
-        if record.manifested_in is not None and record.key is not None:
-            key = record.key
-            stones = [Tombstone(sample_id=e.sample_id, key=key, offset=e.offset, reason="lost") for e in entries]
-            bury(spool, self._services, stones=stones)
         report = spool.record_lost(record.pack_id, reason=str(error))
         if record.manifested_in is not None:
             for lost in spool.journal.packs(PackState.LOST):
                 if lost.key == record.key:
-                    spool.journal.set_fact(_buried(lost.pack_id), "1")
+                    self._bury(spool, lost)
         names = ", ".join(sample.sample_id.text for sample in report.lost[:10])
         LOGGER.error("pack %s: %d of %d samples are LOST: %s", record.name, len(report.lost), len(entries), names)
 
@@ -147,19 +141,65 @@ class Settling:
         """
         journal = spool.journal
         for record in journal.packs(PackState.LOST):
-            fact, entries = _buried(record.pack_id), journal.entries(record.pack_id)
-            if record.key is None or not entries or journal.get_fact(fact) is not None:
+            if not _is_unburied(spool, record):
                 continue
             try:
                 evidence = self._look_twice(record)
             except (ObjectAbsent, IntegrityError):
-                key = record.key
-                stones = [Tombstone(sample_id=e.sample_id, key=key, offset=e.offset, reason="lost") for e in entries]
-                bury(spool, self._services, stones=stones)
-                journal.set_fact(fact, "1")
+                self._bury(spool, record)
+                continue
+            LOGGER.warning("pack %s was taken for LOST and is in the bucket", record.name)
+            if journal.dead_rows(record.pack_id):
+                self._bring_back(spool, record)
             else:
-                LOGGER.warning("pack %s was taken for LOST and is in the bucket", record.name)
                 self._record_found(spool, record, evidence=evidence)
+
+    def _bury(self, spool: Spool, record: PackRecord) -> None:
+        """Announced first: after a crash in between nobody can tell whether the rows are still in the view."""
+        stones = spool.journal.announce_burial(record.pack_id)
+        # an earlier row of a sample that was saved once, and is lost now, is the last one: it goes if it leads nowhere
+        moved = [stone for stone in spool.journal.tombstones([record.pack_id]) if stone.reason == "moved"]
+        stones += [stone for stone in moved if self._is_gone(stone.key)]
+        bury(spool, self._services, stones=stones)
+        spool.journal.set_fact(_buried(record.pack_id), str(record.key))
+
+    def _is_gone(self, key: ObjectKey) -> bool:
+        """As a loss: only after two looks."""
+        for _ in range(2):
+            reader = self._services.objects.fresh_reader()
+            try:
+                reader.head(key)
+            except ObjectAbsent:
+                self._services.clock.sleep(_SECOND_LOOK_S)
+            else:
+                return False
+            finally:
+                reader.close()
+        return True
+
+    def _bring_back(self, spool: Spool, record: PackRecord) -> None:
+        """The object is there after all, and its rows are taken out or may be: it is fetched, to be sent under another
+        key. What keeps us from that here leaves it LOST, and the next open tries again.
+        """
+        assert record.key is not None
+        reader = self._services.objects.fresh_reader()
+        try:
+            report = spool.bring_back(record.pack_id, reader.fetch_chunks(record.key))
+        except JournalFailed:
+            raise
+        except (DiskFailed, FileExistsError, ObjectAbsent, IntegrityError) as exc:
+            LOGGER.error("pack %s is in the bucket, unlisted, and cannot be fetched: %s", record.name, exc)
+        else:
+            LOGGER.warning("pack %s: %d samples were fetched, to be sent again", record.name, report.saved)
+        finally:
+            reader.close()
+
+
+def _is_unburied(spool: Spool, record: PackRecord) -> bool:
+    """Whether rows of a LOST pack may be in the view of its bucket. By key: a pack that came back has another one."""
+    if record.key is None or not record.sample_count:
+        return False
+    return spool.journal.get_fact(_buried(record.pack_id)) != record.key.text
 
 
 def _buried(pack_id: int) -> str:

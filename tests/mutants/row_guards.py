@@ -10,6 +10,11 @@ STEPS = "durastore/spool/journal_steps.py"
 _STEP_TESTS = "tests/unit/test_journal_steps.py"
 _HISTORIES = "tests/property/test_store_histories.py"
 
+_SETTLING_TESTS = "tests/unit/test_store_settling.py"
+_SEGMENTER_TESTS = "tests/unit/test_store_segmenter.py"
+SETTLING = "durastore/store/settling.py"
+
+_BURIED = "a row taken out stays out"
 _MOVED = "done means: a live row (INV-8)"
 
 ROWS = (
@@ -36,5 +41,61 @@ ROWS = (
         before="            if fresh is None or fresh.object.key == row.object.key:\n",
         after="            if True:\n",
         tests=(f"{_HISTORIES}::test_the_row_of_a_forgotten_object_gives_way_to_that_of_the_saved_copy",),
+    ),
+    Mutant(
+        name="lost-pack-sent-under-its-old-key",
+        clause=_BURIED,
+        file="durastore/spool/recovery.py",
+        before='        _salvage(place, record, reason="its file is back", report=report)\n',
+        after='        place.journal.move_back(record.pack_id, PackState.SEALED, reason="its file is back")\n',
+        tests=(f"{_HISTORIES}::test_a_lost_pack_whose_file_is_back_is_listed_anew",),
+    ),
+    Mutant(
+        name="dead-row-listed-again",
+        clause=_BURIED,
+        file="durastore/store/segmenter.py",
+        before="            if dead:\n",
+        after="            if False:\n",
+        tests=(f"{_SEGMENTER_TESTS}::test_a_row_that_was_taken_out_for_good_is_not_listed_again",),
+    ),
+    Mutant(
+        name="superseded-row-taken-for-dead",
+        clause=_BURIED,
+        file="durastore/spool/journal_notes.py",
+        before=" AND stone.reason <> 'superseded')",
+        after=")",
+        tests=(f"{_SEGMENTER_TESTS}::test_a_row_that_is_superseded_soon_is_listed_until_then",),
+    ),
+    Mutant(
+        name="burial-cut-short-forgotten",
+        clause=_BURIED,
+        file=SETTLING,
+        before="            if journal.dead_rows(record.pack_id):\n",
+        after="            if False:\n",
+        tests=(f"{_HISTORIES}::test_a_burial_that_was_cut_short_hides_no_object_that_is_there",),
+    ),
+    Mutant(
+        name="buried-once-is-buried-for-ever",
+        clause=_MOVED,
+        file=SETTLING,
+        before="    return spool.journal.get_fact(_buried(record.pack_id)) != record.key.text\n",
+        after="    return spool.journal.get_fact(_buried(record.pack_id)) is None\n",
+        tests=(f"{_HISTORIES}::test_a_pack_that_came_back_and_is_lost_again_is_buried_again",),
+    ),
+    Mutant(
+        name="earlier-row-of-a-lost-sample-stays",
+        clause=_MOVED,
+        file=SETTLING,
+        before=" if self._is_gone(stone.key)]",
+        after=" if False]",
+        tests=(f"{_SETTLING_TESTS}::test_the_earlier_row_of_a_lost_sample_goes_if_its_object_is_gone",),
+    ),
+    Mutant(
+        name="earlier-row-goes-unasked",
+        clause="ambiguity is not absence",
+        file=SETTLING,
+        before=" if self._is_gone(stone.key)]",
+        after="]",
+        tests=(f"{_SETTLING_TESTS}::test_the_earlier_row_of_a_lost_sample_goes_if_its_object_is_gone",),
     ),
 )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from durastore.errors import JournalFailed
-from durastore.model import Digest, ObjectKey, SampleId
+from durastore.errors import DiskFailed, DurastoreError, JournalFailed
+from durastore.model import Digest, ObjectKey, PackState, SampleId
 from durastore.spool import spool as spool_module
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool, claim_idle_siblings
+from durastore.store import settling
+from durastore.store.segmenter import bury
 from durastore.store.store import Store
 from durastore.testing.faulty import Fault, FaultRule
 from tests.property.disk_image import DiskImage, pack_files
@@ -190,3 +193,121 @@ def test_a_superseded_content_that_was_saved_into_another_file_stays_superseded(
     world.stop(store)
     (row,) = world.view().rows_of(SampleId("s/0"))
     assert row.entry.input_digest == Digest(str(input_digest(new.input)))
+
+
+def lose_both(world: World, taken: Path) -> Path:
+    """The one pack's object is forgotten, and its file moved out of the spool; returns where it was."""
+    (path,), (key,) = pack_files(world.local, with_quarantine=False), world.whole_objects()
+    world.bucket.lose(ObjectKey(key))
+    path.rename(taken)
+    return path
+
+
+def lost_and_buried(world: World, taken: Path) -> Path:
+    store = world.open(run=RUN, reclaim="never")
+    put(store, OLD)
+    store.flush(300)
+    world.stop(store)
+    path = lose_both(world, taken)
+    store = world.open(reclaim="never")
+    assert "s/0" not in store
+    world.stop(store)
+    return path
+
+
+def check_drained(world: World) -> None:
+    """What a drain leaves is read by this machine and by one that has only the bucket."""
+    store = world.open()
+    store.drain(300)
+    assert pack_files(world.local, with_quarantine=False) == []
+    assert "s/0" in store
+    assert OLD.is_in(store.get("s/0"))
+    world.stop(store)
+    (row,) = world.view().rows_of(SampleId("s/0"))
+    assert row.object.key.text in world.whole_objects()
+
+
+def test_a_lost_pack_whose_file_is_back_is_listed_anew(world: World, tmp_path: Path) -> None:
+    path = lost_and_buried(world, tmp_path / "taken")
+    (tmp_path / "taken").rename(path)
+    check_drained(world)
+
+
+def test_a_pack_that_came_back_and_is_lost_again_is_buried_again(world: World, tmp_path: Path) -> None:
+    path = lost_and_buried(world, tmp_path / "taken")
+    (tmp_path / "taken").rename(path)
+    store = world.open(reclaim="never")
+    store.flush(300)
+    assert "s/0" in store
+    lose_both(world, tmp_path / "taken again")
+    spool = store._parts.lanes[0].spool
+    (record,) = spool.journal.packs(PackState.MANIFESTED)
+    spool.record_lost(record.pack_id, reason="found within the session")  # as the lane does, which buries nothing
+    world.stop(store)
+    store = world.open()
+    assert "s/0" not in store
+    put(store, OLD)
+    world.stop(store)
+    check_drained(world)
+
+
+@pytest.mark.parametrize("is_read_back", [True, False])
+def test_a_burial_that_was_cut_short_hides_no_object_that_is_there(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_read_back: bool
+) -> None:
+    cut_short_burial(world, tmp_path, monkeypatch=monkeypatch, is_read_back=is_read_back)
+    store = world.open(reclaim="never")
+    assert "s/0" in store
+    assert OLD.is_in(store.get("s/0"))
+    world.stop(store)
+    check_drained(world)
+
+
+def test_a_burial_that_was_cut_short_hides_no_file_that_is_back(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = cut_short_burial(world, tmp_path, monkeypatch=monkeypatch, is_read_back=True)
+    (tmp_path / "taken").rename(path)
+    check_drained(world)
+
+
+def test_an_object_that_cannot_be_fetched_after_a_burial_is_fetched_at_the_next_open(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_short_burial(world, tmp_path, monkeypatch=monkeypatch, is_read_back=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(spool_module, "publish", full_disk)
+        store = world.open()
+        assert "s/0" not in store, "not listed, so not done"
+        world.stop(store)
+    check_drained(world)
+
+
+def full_disk(*_: object, **__: object) -> None:
+    raise DiskFailed("no space left")
+
+
+def cut_short_burial(world: World, tmp_path: Path, *, monkeypatch: pytest.MonkeyPatch, is_read_back: bool) -> Path:
+    """The only file is gone and the bucket denies its object for a while; the open that buries it does not end well."""
+    store = world.open(run=RUN, reclaim="never")
+    put(store, OLD)
+    store.flush(300)
+    world.stop(store)
+    (path,) = pack_files(world.local)
+    path.rename(tmp_path / "taken")
+    world.bucket.add(FaultRule(op="head", fault=Fault.ABSENT, count=None, key_part="packs/"))
+
+    def cut(*args: Any, **facts: Any) -> None:
+        bury(*args, **facts)
+        raise JournalFailed("the process ended here")
+
+    if not is_read_back:
+        world.bucket.add(FaultRule(op="fetch", fault=Fault.SERVER_ERROR, count=None, key_part="manifest/"))
+    with monkeypatch.context() as patch:
+        patch.setattr(settling, "bury", cut)
+        with pytest.raises(DurastoreError):
+            world.open()
+    world.bucket.heal()
+    world.stop(None)
+    assert world.view().row(SampleId("s/0")) is None
+    return path

@@ -11,7 +11,8 @@ from durastore.errors import ConfigError
 from durastore.formats.keys import pack_key
 from durastore.manifest.snapshot import fetch_snapshot
 from durastore.manifest.view import fetch_view
-from durastore.model import Digest, PackKind, PackState, WriterId
+from durastore.model import Digest, PackKind, PackState, Tombstone, WriterId
+from durastore.store import settling
 from durastore.store.settling import Settling
 from durastore.testing.faulty import Fault, FaultRule
 from tests.unit.reclaim_lab import STORE_ID, ReclaimLab, lab, services_of
@@ -46,6 +47,27 @@ def test_a_spool_that_is_still_full_is_not_turned_to_another_bucket(lab: Reclaim
     with pytest.raises(ConfigError, match="still holds 1 packs"):
         settle(lab, url="memory://other/data", store_id="cd" * 16)
     assert lab.state(record) is PackState.MANIFESTED
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_the_earlier_row_of_a_lost_sample_goes_if_its_object_is_gone(
+    lab: ReclaimLab, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    (record,) = lab.manifested("a")
+    assert record.key is not None
+    data = bytearray(lab.path(record).read_bytes())
+    data[-1] ^= 1
+    lab.path(record).write_bytes(data)
+    lab.spool.salvage(record.pack_id, reason="damaged")
+    if is_gone:
+        lab.objects.lose(record.key)
+    saved = lab.spool.journal.pack(record.pack_id)
+    lab.path(saved).rename(lab.spool.path / "taken")
+    buried: list[Tombstone] = []
+    monkeypatch.setattr(settling, "bury", lambda *_, stones: buried.extend(stones))
+    settle(lab)
+    assert lab.state(record) is PackState.LOST
+    assert [stone.key for stone in buried] == [saved.key, record.key][: 1 + is_gone]
 
 
 def note_writer(lab: ReclaimLab, *, pack_seq: int) -> None:
