@@ -50,7 +50,8 @@ class Settling:
         journal = spool.journal
         known_id, known_url = journal.get_fact(_STORE_ID), journal.get_fact(_URL)
         if known_id is not None and known_id != self._store_id:
-            left = [r for r in journal.packs(PackState.SEALED, *_PROVEN) if r.sample_count]
+            left = [r for r in journal.packs(PackState.SEALED, PackState.CONFLICT, *_PROVEN) if r.sample_count]
+            left += [r for r in journal.packs(PackState.LOST) if _is_unburied(spool, r)]
             if left and known_url != self._url:
                 raise ConfigError(
                     f"spool {spool.path} still holds {len(left)} packs for {known_url}",

@@ -98,4 +98,24 @@ ROWS = (
         after="]",
         tests=(f"{_SETTLING_TESTS}::test_the_earlier_row_of_a_lost_sample_goes_if_its_object_is_gone",),
     ),
+    Mutant(
+        name="lost-pack-turned-to-another-bucket",
+        clause=_BURIED,
+        file=SETTLING,
+        before="            left += [r for r in journal.packs(PackState.LOST) if _is_unburied(spool, r)]\n",
+        after="",
+        tests=(
+            f"{_SETTLING_TESTS}::test_a_spool_with_a_pack_that_the_bucket_must_still_settle_is_not_turned_to_another",
+        ),
+    ),
+    Mutant(
+        name="conflict-turned-to-another-bucket",
+        clause=_BURIED,
+        file=SETTLING,
+        before="journal.packs(PackState.SEALED, PackState.CONFLICT, *_PROVEN)",
+        after="journal.packs(PackState.SEALED, *_PROVEN)",
+        tests=(
+            f"{_SETTLING_TESTS}::test_a_spool_with_a_pack_that_the_bucket_must_still_settle_is_not_turned_to_another",
+        ),
+    ),
 )

@@ -49,6 +49,24 @@ def test_a_spool_that_is_still_full_is_not_turned_to_another_bucket(lab: Reclaim
     assert lab.state(record) is PackState.MANIFESTED
 
 
+@pytest.mark.parametrize("state", [PackState.CONFLICT, PackState.LOST])
+def test_a_spool_with_a_pack_that_the_bucket_must_still_settle_is_not_turned_to_another(
+    lab: ReclaimLab, state: PackState
+) -> None:
+    (record,) = lab.manifested("a")
+    settle(lab)
+    assert record.key is not None
+    lab.objects.lose(record.key)
+    lab.path(record).rename(lab.spool.path / "taken")
+    lab.spool.journal.move_back(record.pack_id, state, reason="found within a session")
+    with pytest.raises(ConfigError, match="still holds 1 packs"):
+        settle(lab, url="memory://other/data", store_id="cd" * 16)
+    assert lab.observer.count("manifest.buried") == 0
+    settle(lab)
+    assert lab.observer.count("manifest.buried") == 1
+    settle(lab, url="memory://other/data", store_id="cd" * 16)  # nothing in it is for the first bucket any more
+
+
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_the_earlier_row_of_a_lost_sample_goes_if_its_object_is_gone(
     lab: ReclaimLab, monkeypatch: pytest.MonkeyPatch, is_gone: bool
