@@ -30,8 +30,10 @@ from durastore.spool.records import (
     WriterRecord,
 )
 
-__all__ = ["FACT_REBUILD", "Journal", "PackRecord", "SealFacts", "WriterRecord"]
+__all__ = ["FACT_OLDER", "FACT_REBUILD", "Journal", "PackRecord", "SealFacts", "WriterRecord"]
 
+FACT_OLDER = "older"
+"""Set before a file is read back that shows this journal to be older than its spool: no state is to be trusted."""
 FACT_REBUILD = "rebuild"
 """Set with the tables of a journal that began beside existing packs: those are still to be read back into it."""
 _LIVE = (
@@ -83,10 +85,13 @@ class Journal:
 
     # --- packs and their samples -----------------------------------------------------------------------------------
 
-    def add_open_pack(self, file: PackFile) -> PackRecord:
-        """A new OPEN pack. Its empty file must be durable under this name."""
+    def add_open_pack(self, file: PackFile, *, entries: Sequence[SampleEntry] = (), size_bytes: int = 0) -> PackRecord:
+        """A new OPEN pack. Its file must be durable under its name, empty or up to `size_bytes` with these samples."""
         with self._db.writing() as conn:
-            return load_pack(conn, steps.insert_pack(conn, file, facts=None))
+            pack_id = steps.insert_pack(conn, file, facts=None)
+            self._used_bytes += steps.grow_pack(conn, pack_id, size_bytes=size_bytes)
+            steps.insert_entries(conn, entries, pack_id=pack_id)
+            return load_pack(conn, pack_id)
 
     def append_samples(
         self,
@@ -323,6 +328,13 @@ class Journal:
             self._reserved[writer] = seq
             return seq
 
+    def announce_writer(self) -> None:
+        """This spool's writer may make files from now on: a journal that does not know a file's writer is an older one.
+        Safe to repeat.
+        """
+        with self._db.writing() as conn:
+            notes.announce_writer(conn, self._writer)
+
     def record_segment_started(self, seq: int, pack_ids: Sequence[int]) -> None:
         """Announce that this spool's writer puts segment `seq` with these VERIFIED packs, before it is put: a journal
         restored from an older copy is known by it. The same number again until the segment is through; no gaps.
@@ -333,7 +345,7 @@ class Journal:
             notes.announce_segment(conn, self._writer, seq=seq)
 
     def writers(self) -> list[WriterRecord]:
-        """Every writer id that wrote through this spool, with the highest numbers it used."""
+        """Every writer id that this spool was opened with, with the highest numbers it used."""
         with self._db.reading() as conn:
             return notes.load_writers(conn)
 

@@ -18,6 +18,7 @@ from durastore.spool.records import WriterRecord
 
 __all__ = [
     "announce_segment",
+    "announce_writer",
     "bury_rows",
     "last_seqs",
     "load_dead_rows",
@@ -156,6 +157,10 @@ def announce_segment(conn: sqlite3.Connection, writer: WriterId, *, seq: int) ->
         " ON CONFLICT (writer) DO UPDATE SET last_segment_seq = excluded.last_segment_seq",
         (writer.hex, seq),
     )
+
+
+def announce_writer(conn: sqlite3.Connection, writer: WriterId) -> None:
+    conn.execute("INSERT OR IGNORE INTO writers (writer) VALUES (?)", (writer.hex,))
 
 
 def last_seqs(conn: sqlite3.Connection, writer: WriterId) -> tuple[int, int]:

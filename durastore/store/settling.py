@@ -12,7 +12,7 @@ from durastore.errors import ConfigError, DiskFailed, DurastoreError, IntegrityE
 from durastore.formats.keys import pack_listing_prefix, parse_pack_key, parse_segment_key, segment_listing_prefix
 from durastore.model import Evidence, ObjectKey, PackState, WriterId
 from durastore.observe.events import LOGGER
-from durastore.spool.journal import PackRecord
+from durastore.spool.journal import FACT_OLDER, PackRecord
 from durastore.spool.spool import Spool
 from durastore.store.segmenter import bury
 from durastore.store.services import Services
@@ -40,7 +40,7 @@ class Settling:
         for line in report.lines():
             LOGGER.warning("recovery of %s: %s", spool.path, line)
         self._check_bucket(spool)
-        self._check_rollback(spool)
+        self._check_rollback(spool, is_older=report.is_older)
         self._retry_conflicts(spool)
         self._find_missing(spool, report.missing_files)
         self._bury_lost(spool)
@@ -67,10 +67,17 @@ class Settling:
             if spool.packs_folder.has(record.name):
                 spool.journal.move_back(record.pack_id, PackState.SEALED, reason=reason)
 
-    def _check_rollback(self, spool: Spool) -> None:
-        """A journal older than what its writers have in the bucket was restored from a copy: trust no state."""
+    def _check_rollback(self, spool: Spool, *, is_older: bool) -> None:
+        """A journal older than its spool's files (`is_older`), or than what its writers have in the bucket, was put
+        back from a copy: trust no state.
+        """
+        if is_older:
+            LOGGER.error("the journal of %s is older than its packs: every pack is proven anew", spool.path)
+            self._void(spool, "the journal was restored from an older copy")
+            spool.journal.set_fact(FACT_OLDER, None)
+            return
         for writer, pack_seq, segment_seq in spool.journal.writers():
-            if writer == spool.writer:
+            if writer == spool.writer or not pack_seq + segment_seq:
                 continue
             packs, segments = self._last_in_bucket(writer)
             if packs > pack_seq or segments > segment_seq:

@@ -14,6 +14,10 @@ _SETTLING_TESTS = "tests/unit/test_store_settling.py"
 _SEGMENTER_TESTS = "tests/unit/test_store_segmenter.py"
 SETTLING = "durastore/store/settling.py"
 
+_RECOVERY_TESTS = "tests/unit/test_spool_recovery.py"
+RECOVERY = "durastore/spool/recovery.py"
+
+_OLDER = "a journal older than its spool: back to SEALED"
 _BURIED = "a row taken out stays out"
 _MOVED = "done means: a live row (INV-8)"
 
@@ -45,7 +49,7 @@ ROWS = (
     Mutant(
         name="lost-pack-sent-under-its-old-key",
         clause=_BURIED,
-        file="durastore/spool/recovery.py",
+        file=RECOVERY,
         before='        _salvage(place, record, reason="its file is back", report=report)\n',
         after='        place.journal.move_back(record.pack_id, PackState.SEALED, reason="its file is back")\n',
         tests=(f"{_HISTORIES}::test_a_lost_pack_whose_file_is_back_is_listed_anew",),
@@ -117,5 +121,69 @@ ROWS = (
         tests=(
             f"{_SETTLING_TESTS}::test_a_spool_with_a_pack_that_the_bucket_must_still_settle_is_not_turned_to_another",
         ),
+    ),
+    Mutant(
+        name="younger-files-set-aside",
+        clause=_OLDER,
+        file=RECOVERY,
+        before="    _read_back_younger(place, untracked, report=report)\n",
+        after="",
+        tests=(f"{_RECOVERY_TESTS}::test_a_rolled_back_journal_loses_no_bytes",),
+    ),
+    Mutant(
+        name="younger-files-of-known-writers-set-aside",
+        clause=_OLDER,
+        file=RECOVERY,
+        before="if file.seq > known.get(file.writer, -1)]",
+        after="if file.writer not in known]",
+        tests=(f"{_RECOVERY_TESTS}::test_a_journal_rolled_back_within_a_session_loses_no_bytes",),
+    ),
+    Mutant(
+        name="replaced-file-taken-for-younger",
+        clause=_OLDER,
+        file=RECOVERY,
+        before="if file.seq > known.get(file.writer, -1)]",
+        after="]",
+        tests=(f"{_RECOVERY_TESTS}::test_a_file_that_this_journal_let_go_is_not_taken_back",),
+    ),
+    Mutant(
+        name="copies-of-what-is-held-read-back",
+        clause=_OLDER,
+        file=RECOVERY,
+        before="names=names, held=_held_digests(place))",
+        after="names=names)",
+        tests=(f"{_RECOVERY_TESTS}::test_the_copy_of_a_salvage_that_was_cut_short_is_not_a_second_pack",),
+    ),
+    Mutant(
+        name="copies-of-what-is-set-aside-read-back",
+        clause=_OLDER,
+        file=RECOVERY,
+        before="if place.packs.has(record.name) or place.quarantine.has(record.name)",
+        after="if place.packs.has(record.name)",
+        tests=(f"{_RECOVERY_TESTS}::test_the_copy_of_a_salvage_that_was_cut_short_is_not_a_second_pack",),
+    ),
+    Mutant(
+        name="crash-taken-for-an-older-journal",
+        clause=_OLDER,
+        file=RECOVERY,
+        before="    journal.announce_writer()\n",
+        after="",
+        tests=(f"{_RECOVERY_TESTS}::test_a_file_whose_row_was_cut_off_is_a_pack_and_no_older_journal",),
+    ),
+    Mutant(
+        name="older-journal-noted-too-late",
+        clause=_OLDER,
+        file=RECOVERY,
+        before='        journal.set_fact(FACT_OLDER, "found")\n',
+        after="        report.is_older = True\n",
+        tests=(f"{_RECOVERY_TESTS}::test_reading_back_can_end_at_any_commit_and_goes_on",),
+    ),
+    Mutant(
+        name="older-journal-trusted",
+        clause=_OLDER,
+        file=SETTLING,
+        before='            self._void(spool, "the journal was restored from an older copy")\n',
+        after="            pass\n",
+        tests=(f"{_SETTLING_TESTS}::test_a_journal_older_than_its_files_is_trusted_in_nothing",),
     ),
 )

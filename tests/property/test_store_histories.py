@@ -147,6 +147,29 @@ def test_a_journal_from_before_the_upload_buries_nothing_that_the_bucket_holds(w
         world.stop(store)
 
 
+@pytest.mark.parametrize("is_in_bucket", [True, False])
+def test_a_journal_from_an_earlier_session_hides_nothing_of_a_later_one(world: World, is_in_bucket: bool) -> None:
+    later = Version("s/1", 0, None)
+    store = world.open(run=RUN, reclaim="never")
+    put(store, OLD)
+    store.flush(300)
+    world.stop(store)
+    before = DiskImage(world.local)
+    store = world.open(reclaim="never")
+    put(store, later)
+    if is_in_bucket:
+        store.flush(300)
+    world.stop(store)
+    before.restore_journals()
+    store = world.open()
+    for version in (OLD, later):
+        assert version.sample_id in store
+        assert version.is_in(store.get(version.sample_id))
+    store.drain(300)
+    world.stop(store)
+    assert sorted(world.view().ids()) == ["s/0", "s/1"]
+
+
 def damage_trailer(path: Path) -> None:
     """One bit of a tar's end: its samples are whole, and the pack is not what was sealed."""
     data = bytearray(path.read_bytes())

@@ -12,11 +12,12 @@ from durastore.formats.keys import pack_key
 from durastore.manifest.snapshot import fetch_snapshot
 from durastore.manifest.view import fetch_view
 from durastore.model import Digest, PackKind, PackState, Tombstone, WriterId
+from durastore.spool.records import PackFile
 from durastore.store import settling
 from durastore.store.settling import Settling
 from durastore.testing.faulty import Fault, FaultRule
 from tests.unit.reclaim_lab import STORE_ID, ReclaimLab, lab, services_of
-from tests.unit.spool_lab import PREFIX
+from tests.unit.spool_lab import PREFIX, content, sample
 
 __all__ = ["lab"]
 
@@ -102,6 +103,27 @@ def test_a_journal_older_than_the_bucket_is_trusted_in_nothing(lab: ReclaimLab, 
     settle(lab)
     assert lab.state(record) is (PackState.SEALED if known == 1 else PackState.MANIFESTED)
     assert lab.is_here(record)
+
+
+def test_a_journal_older_than_its_files_is_trusted_in_nothing(lab: ReclaimLab) -> None:
+    lab.spool.recover()
+    (record,) = lab.manifested("a")
+    strange = PackFile(writer=OTHER, seq=1, kind=PackKind.SAFETENSORS)
+    (lab.spool.packs_folder.path / strange.name).write_bytes(content(sample("b", size=50_000)))
+    settle(lab)
+    assert lab.state(record) is PackState.SEALED
+    assert lab.is_here(record)
+    assert [r.sample_count for r in lab.spool.journal.packs(PackState.SEALED) if r.name == strange.name] == [1]
+    lab.manifest(lab.verify(lab.send(record)))
+    settle(lab)
+    assert lab.state(record) is PackState.MANIFESTED, "once is enough"
+
+
+def test_openings_that_wrote_nothing_cost_no_listing(lab: ReclaimLab) -> None:
+    note_writer(lab, pack_seq=0)
+    listed = lab.objects.count("list")
+    settle(lab)
+    assert lab.objects.count("list") == listed
 
 
 def test_one_look_that_finds_nothing_is_no_loss(lab: ReclaimLab, tmp_path: Path) -> None:
