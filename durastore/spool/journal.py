@@ -147,6 +147,11 @@ class Journal:
             self._recount(conn)
             return lost_id
 
+    def drop_samples(self, pack_id: int, sample_ids: Sequence[SampleId]) -> None:
+        """Samples of the pack that were put again, with other content, count no more."""
+        with self._db.writing() as conn:
+            steps.drop_entries(conn, pack_id, sample_ids=sample_ids)
+
     def drop_empty(self, pack_id: int) -> None:
         """Forget a pack without samples: one that never held an acknowledged sample, or a RECLAIMED one."""
         with self._db.writing() as conn:

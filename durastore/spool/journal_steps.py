@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from durastore.clock import Stamp
 from durastore.errors import DurastoreError
 from durastore.formats.journal import render_entry, render_evidence
-from durastore.model import Evidence, EvidenceLevel, ObjectKey, PackState, SampleEntry
+from durastore.model import Evidence, EvidenceLevel, ObjectKey, PackState, SampleEntry, SampleId
 from durastore.spool.journal_rows import load_pack
 from durastore.spool.records import SIDE_STATES, PackFile, PackRecord, Replacement, SealFacts, is_step_back
 
 __all__ = [
+    "drop_entries",
     "grow_pack",
     "insert_entries",
     "insert_pack",
@@ -124,6 +125,18 @@ def insert_entries(conn: sqlite3.Connection, entries: Sequence[SampleEntry], *, 
     """Rows of samples whose bytes are already durable in the pack's file."""
     conn.executemany(_INSERT_ENTRY, [render_entry(pack_id, entry) for entry in entries])
     conn.execute("UPDATE packs SET sample_count = sample_count + ? WHERE pack_id = ?", (len(entries), pack_id))
+
+
+def drop_entries(conn: sqlite3.Connection, pack_id: int, *, sample_ids: Sequence[SampleId]) -> None:
+    """Rows leave a pack whose object keeps their bytes."""
+    conn.executemany(
+        "DELETE FROM samples WHERE pack_id = ? AND sample_id = ?", [(pack_id, name.text) for name in sample_ids]
+    )
+    conn.execute(
+        "UPDATE packs SET sample_count = (SELECT count(*) FROM samples WHERE samples.pack_id = packs.pack_id)"
+        " WHERE pack_id = ?",
+        (pack_id,),
+    )
 
 
 def grow_pack(conn: sqlite3.Connection, pack_id: int, *, size_bytes: int) -> int:

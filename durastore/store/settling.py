@@ -14,6 +14,7 @@ from durastore.model import Evidence, ObjectKey, PackState, WriterId
 from durastore.observe.events import LOGGER
 from durastore.spool.journal import FACT_OLDER, PackRecord
 from durastore.spool.spool import Spool
+from durastore.store.made_again import drop_made_again
 from durastore.store.segmenter import bury
 from durastore.store.services import Services
 
@@ -44,6 +45,7 @@ class Settling:
         self._retry_conflicts(spool)
         self._find_missing(spool, report.missing_files)
         self._bury_lost(spool)
+        drop_made_again(spool, self._services, records=spool.journal.packs())
 
     def _check_bucket(self, spool: Spool) -> None:
         """The spool was filled for this bucket; one re-created under the same name voids every proof (case B164)."""

@@ -19,6 +19,7 @@ RECOVERY = "durastore/spool/recovery.py"
 
 _OLDER = "a journal older than its spool: back to SEALED"
 _BURIED = "a row taken out stays out"
+_AGAIN = "the last put counts"
 _MOVED = "done means: a live row (INV-8)"
 
 ROWS = (
@@ -185,5 +186,39 @@ ROWS = (
         before='            self._void(spool, "the journal was restored from an older copy")\n',
         after="            pass\n",
         tests=(f"{_SETTLING_TESTS}::test_a_journal_older_than_its_files_is_trusted_in_nothing",),
+    ),
+    Mutant(
+        name="content-back-hides-a-later-one",
+        clause=_AGAIN,
+        file=SETTLING,
+        before="        drop_made_again(spool, self._services, records=spool.journal.packs())\n",
+        after="",
+        tests=(f"{_HISTORIES}::test_a_lost_content_that_comes_back_does_not_hide_one_put_since",),
+    ),
+    Mutant(
+        name="content-saved-hides-a-later-one",
+        clause=_AGAIN,
+        file="durastore/store/segmenter.py",
+        before="in drop_made_again(self._spool, self._services, records=records):",
+        after="in ():",
+        tests=(
+            f"{_HISTORIES}::test_a_content_superseded_by_another_process_stays_so_when_it_is_saved_into_another_file",
+        ),
+    ),
+    Mutant(
+        name="copy-of-a-listed-content-let-go",
+        clause="losing data is worse",
+        file="durastore/store/made_again.py",
+        before="    return bool(others) and all(other.header_digest != entry.header_digest for other in others)\n",
+        after="    return bool(others)\n",
+        tests=(f"{_HISTORIES}::test_the_same_content_put_since_is_no_reason_to_let_the_copy_go",),
+    ),
+    Mutant(
+        name="content-put-again-here-not-seen",
+        clause=_AGAIN,
+        file="durastore/store/made_again.py",
+        before="            or (rows and _is_newer_here(spool, record, entry=entry))\n",
+        after="",
+        tests=(f"{_HISTORIES}::test_a_lost_content_that_comes_back_does_not_hide_one_put_since",),
     ),
 )

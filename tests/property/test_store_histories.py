@@ -226,9 +226,9 @@ def lose_both(world: World, taken: Path) -> Path:
     return path
 
 
-def lost_and_buried(world: World, taken: Path) -> Path:
+def lost_and_buried(world: World, taken: Path, *, version: Version = OLD) -> Path:
     store = world.open(run=RUN, reclaim="never")
-    put(store, OLD)
+    put(store, version)
     store.flush(300)
     world.stop(store)
     path = lose_both(world, taken)
@@ -334,3 +334,64 @@ def cut_short_burial(world: World, tmp_path: Path, *, monkeypatch: pytest.Monkey
     world.stop(None)
     assert world.view().row(SampleId("s/0")) is None
     return path
+
+
+@pytest.mark.parametrize("is_flushed", [True, False])
+@pytest.mark.parametrize("old, new", [(OLD, NEW), (Version("s/0", 1, 0), Version("s/0", 0, 1))])
+def test_a_lost_content_that_comes_back_does_not_hide_one_put_since(
+    world: World, tmp_path: Path, is_flushed: bool, old: Version, new: Version
+) -> None:
+    path = lost_and_buried(world, tmp_path / "taken", version=old)
+    store = world.open(reclaim="never")
+    put(store, new)
+    if is_flushed:
+        store.flush(300)
+    world.stop(store)
+    (tmp_path / "taken").rename(path)
+    for _ in range(2):
+        store = world.open()
+        assert new.is_in(store.get("s/0"))
+        assert not store.contains("s/0", input_digest=input_digest(old.input))
+        store.drain(300)
+        world.stop(store)
+    (row,) = world.view().rows_of(SampleId("s/0"))
+    assert row.entry.input_digest == Digest(str(input_digest(new.input)))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_content_superseded_by_another_process_stays_so_when_it_is_saved_into_another_file(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    monkeypatch.setattr("random.SystemRandom", Chosen)  # the canary is the last pack
+    old, new = Version("s/0", int(is_first), 0), Version("s/0", int(not is_first), 1)
+    store = world.open(run=RUN, reclaim="lazy")
+    put(store, old)
+    store.flush(300)
+    (key,), (path,) = world.objects(), pack_files(world.local)
+    put(store, Version("s/1", 0, None))
+    store.flush(300)
+    other = world.open(reclaim="never")
+    put(other, new)
+    other.flush(300)
+    world.bucket.lose(ObjectKey(key))
+    damage_trailer(path)
+    world.clock.advance(100)  # both packs have settled, so that they are one batch
+    store.drain(300)
+    assert store.status().only_local_ids == ()
+    (row,) = world.view().rows_of(SampleId("s/0"))
+    assert row.entry.input_digest == Digest(str(input_digest(new.input)))
+    world.stop(other)
+    world.stop(store)
+
+
+def test_the_same_content_put_since_is_no_reason_to_let_the_copy_go(world: World, tmp_path: Path) -> None:
+    path = lost_and_buried(world, tmp_path / "taken")
+    store = world.open(reclaim="never")
+    put(store, OLD)
+    store.flush(300)
+    world.stop(store)
+    (tmp_path / "taken").rename(path)
+    store = world.open()
+    store.drain(300)
+    world.stop(store)
+    assert len(world.view().rows_of(SampleId("s/0"))) == 2
