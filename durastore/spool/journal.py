@@ -30,8 +30,10 @@ from durastore.spool.records import (
     WriterRecord,
 )
 
-__all__ = ["FACT_REBUILD", "Journal", "PackRecord", "SealFacts", "WriterRecord"]
+__all__ = ["FACT_OLDER", "FACT_REBUILD", "Journal", "PackRecord", "SealFacts", "WriterRecord"]
 
+FACT_OLDER = "older"
+"""Set before a file is read back that shows this journal to be older than its spool: no state is to be trusted."""
 FACT_REBUILD = "rebuild"
 """Set with the tables of a journal that began beside existing packs: those are still to be read back into it."""
 _LIVE = (
@@ -83,10 +85,13 @@ class Journal:
 
     # --- packs and their samples -----------------------------------------------------------------------------------
 
-    def add_open_pack(self, file: PackFile) -> PackRecord:
-        """A new OPEN pack. Its empty file must be durable under this name."""
+    def add_open_pack(self, file: PackFile, *, entries: Sequence[SampleEntry] = (), size_bytes: int = 0) -> PackRecord:
+        """A new OPEN pack. Its file must be durable under its name, empty or up to `size_bytes` with these samples."""
         with self._db.writing() as conn:
-            return load_pack(conn, steps.insert_pack(conn, file, facts=None))
+            pack_id = steps.insert_pack(conn, file, facts=None)
+            self._used_bytes += steps.grow_pack(conn, pack_id, size_bytes=size_bytes)
+            steps.insert_entries(conn, entries, pack_id=pack_id)
+            return load_pack(conn, pack_id)
 
     def append_samples(
         self,
@@ -141,6 +146,11 @@ class Journal:
             lost_id = steps.replace_pack(conn, pack_id, new=new, reason=reason)
             self._recount(conn)
             return lost_id
+
+    def drop_samples(self, pack_id: int, sample_ids: Sequence[SampleId]) -> None:
+        """Samples of the pack that were put again, with other content, count no more."""
+        with self._db.writing() as conn:
+            steps.drop_entries(conn, pack_id, sample_ids=sample_ids)
 
     def drop_empty(self, pack_id: int) -> None:
         """Forget a pack without samples: one that never held an acknowledged sample, or a RECLAIMED one."""
@@ -302,12 +312,33 @@ class Journal:
         with self._db.reading() as conn:
             return [stone for pack_id in pack_ids for stone in notes.load_tombstones(conn, pack_id)]
 
+    def announce_burial(self, pack_id: int) -> list[Tombstone]:
+        """The rows of a LOST pack are about to be taken out of the view: recorded before it is done, because from then
+        on nothing may be listed under them. Returns the tombstones for it; the same again if repeated.
+        """
+        with self._db.writing() as conn:
+            key = steps.require_state(conn, pack_id, PackState.LOST).key
+            notes.bury_rows(conn, pack_id)
+            return [stone for stone in notes.load_tombstones(conn, pack_id) if stone.key == key]
+
+    def dead_rows(self, pack_id: int) -> list[SampleId]:
+        """Samples of the pack whose rows under its key are, or may be, taken out of the view for ever."""
+        with self._db.reading() as conn:
+            return notes.load_dead_rows(conn, pack_id)
+
     def next_pack_seq(self, writer: WriterId) -> int:
         """A pack number this writer never used before. Reserved in memory: a writer id does not outlive its process."""
         with self._db.reading() as conn:
             seq = max(notes.last_seqs(conn, writer)[0], self._reserved.get(writer, 0)) + 1
             self._reserved[writer] = seq
             return seq
+
+    def announce_writer(self) -> None:
+        """This spool's writer may make files from now on: a journal that does not know a file's writer is an older one.
+        Safe to repeat.
+        """
+        with self._db.writing() as conn:
+            notes.announce_writer(conn, self._writer)
 
     def record_segment_started(self, seq: int, pack_ids: Sequence[int]) -> None:
         """Announce that this spool's writer puts segment `seq` with these VERIFIED packs, before it is put: a journal
@@ -319,7 +350,7 @@ class Journal:
             notes.announce_segment(conn, self._writer, seq=seq)
 
     def writers(self) -> list[WriterRecord]:
-        """Every writer id that wrote through this spool, with the highest numbers it used."""
+        """Every writer id that this spool was opened with, with the highest numbers it used."""
         with self._db.reading() as conn:
             return notes.load_writers(conn)
 

@@ -18,7 +18,10 @@ from durastore.spool.records import WriterRecord
 
 __all__ = [
     "announce_segment",
+    "announce_writer",
+    "bury_rows",
     "last_seqs",
+    "load_dead_rows",
     "load_runs",
     "load_session",
     "load_tombstones",
@@ -100,6 +103,30 @@ def write_tombstones(conn: sqlite3.Connection, pack_id: int, *, tombstones: Iter
     )
 
 
+def bury_rows(conn: sqlite3.Connection, pack_id: int) -> None:
+    """Tombstones for all rows of the pack, under the key that it has now."""
+    conn.execute(
+        "INSERT OR IGNORE INTO tombstones (pack_id, sample_id, key, offset, reason)"
+        " SELECT pack_id, sample_id, key, offset, 'lost' FROM samples JOIN packs USING (pack_id)"
+        " WHERE pack_id = ? AND key IS NOT NULL",
+        (pack_id,),
+    )
+
+
+def load_dead_rows(conn: sqlite3.Connection, pack_id: int) -> list[SampleId]:
+    """Samples of the pack whose rows under its key are taken out for good. A superseded row is not meant: it goes into
+    a segment, and the tombstone that waits for it into another.
+    """
+    rows = conn.execute(
+        "SELECT sample_id FROM samples JOIN packs USING (pack_id) WHERE pack_id = ? AND EXISTS"
+        " (SELECT 1 FROM tombstones AS stone WHERE stone.sample_id = samples.sample_id AND stone.key = packs.key"
+        " AND stone.offset = samples.offset AND stone.reason <> 'superseded')",
+        (pack_id,),
+    )
+    with _understood("a sample"):
+        return [SampleId(as_text(sample_id)) for (sample_id,) in rows]
+
+
 def load_tombstones(conn: sqlite3.Connection, pack_id: int) -> list[Tombstone]:
     rows = conn.execute(
         "SELECT sample_id, key, offset, reason FROM tombstones WHERE pack_id = ? ORDER BY sample_id, key, offset",
@@ -130,6 +157,10 @@ def announce_segment(conn: sqlite3.Connection, writer: WriterId, *, seq: int) ->
         " ON CONFLICT (writer) DO UPDATE SET last_segment_seq = excluded.last_segment_seq",
         (writer.hex, seq),
     )
+
+
+def announce_writer(conn: sqlite3.Connection, writer: WriterId) -> None:
+    conn.execute("INSERT OR IGNORE INTO writers (writer) VALUES (?)", (writer.hex,))
 
 
 def last_seqs(conn: sqlite3.Connection, writer: WriterId) -> tuple[int, int]:

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from durastore.clock import Stamp
 from durastore.errors import DurastoreError
 from durastore.formats.journal import render_entry, render_evidence
-from durastore.model import Evidence, EvidenceLevel, ObjectKey, PackState, SampleEntry
+from durastore.model import Evidence, EvidenceLevel, ObjectKey, PackState, SampleEntry, SampleId
 from durastore.spool.journal_rows import load_pack
 from durastore.spool.records import SIDE_STATES, PackFile, PackRecord, Replacement, SealFacts, is_step_back
 
 __all__ = [
+    "drop_entries",
     "grow_pack",
     "insert_entries",
     "insert_pack",
@@ -61,6 +62,20 @@ _DROP_SUPERSEDED = (
 _COUNT_AGAIN = (
     "UPDATE packs SET sample_count = (SELECT count(*) FROM samples WHERE samples.pack_id = packs.pack_id)"
     " WHERE key IN (SELECT key FROM tombstones WHERE pack_id = ?)"
+)
+# Of samples whose pack gets another file: the rows under the old key, of which the object may be gone, leave with the
+# segment that lists the new ones. A row that another pack supersedes is superseded at its new place as well.
+_MOVE_ROW = (
+    "INSERT OR IGNORE INTO tombstones (pack_id, sample_id, key, offset, reason)"
+    " SELECT pack_id, sample_id, :old_key, offset, 'moved' FROM samples"
+    " WHERE pack_id = :pack_id AND header_digest = :digest"
+)
+_FOLLOW_ROW = (
+    "INSERT OR IGNORE INTO tombstones (pack_id, sample_id, key, offset, reason)"
+    " SELECT stone.pack_id, stone.sample_id, :key, :offset, stone.reason FROM tombstones AS stone"
+    " JOIN samples ON samples.sample_id = stone.sample_id AND samples.offset = stone.offset"
+    " WHERE samples.pack_id = :pack_id AND samples.header_digest = :digest"
+    " AND stone.key = :old_key AND stone.reason = 'superseded'"
 )
 _INSERT_ENTRY = "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -110,6 +125,18 @@ def insert_entries(conn: sqlite3.Connection, entries: Sequence[SampleEntry], *, 
     """Rows of samples whose bytes are already durable in the pack's file."""
     conn.executemany(_INSERT_ENTRY, [render_entry(pack_id, entry) for entry in entries])
     conn.execute("UPDATE packs SET sample_count = sample_count + ? WHERE pack_id = ?", (len(entries), pack_id))
+
+
+def drop_entries(conn: sqlite3.Connection, pack_id: int, *, sample_ids: Sequence[SampleId]) -> None:
+    """Rows leave a pack whose object keeps their bytes."""
+    conn.executemany(
+        "DELETE FROM samples WHERE pack_id = ? AND sample_id = ?", [(pack_id, name.text) for name in sample_ids]
+    )
+    conn.execute(
+        "UPDATE packs SET sample_count = (SELECT count(*) FROM samples WHERE samples.pack_id = packs.pack_id)"
+        " WHERE pack_id = ?",
+        (pack_id,),
+    )
 
 
 def grow_pack(conn: sqlite3.Connection, pack_id: int, *, size_bytes: int) -> int:
@@ -215,6 +242,8 @@ def replace_pack(conn: sqlite3.Connection, pack_id: int, *, new: Replacement, re
         _REPLACE_FILE, (new.file.name, new.file.writer.hex, new.file.seq, *_seal_values(new.facts), reason, pack_id)
     )
     _note_pack_seq(conn, new.file)
+    if old.key is not None:
+        _move_rows(conn, old.key, pack_id=pack_id, new=new)
     # what is saved is named by its content: the digest of a sample's header covers its id and all of its bytes
     conn.executemany(
         "DELETE FROM samples WHERE pack_id = ? AND header_digest = ?",
@@ -224,6 +253,21 @@ def replace_pack(conn: sqlite3.Connection, pack_id: int, *, new: Replacement, re
     lost_id = _split_lost(conn, old, lost_count=lost_count, reason=reason) if lost_count else None
     insert_entries(conn, new.entries, pack_id=pack_id)
     return lost_id
+
+
+def _move_rows(conn: sqlite3.Connection, old_key: ObjectKey, *, pack_id: int, new: Replacement) -> None:
+    rows = [
+        {
+            "pack_id": pack_id,
+            "digest": entry.header_digest.hex,
+            "old_key": old_key.text,
+            "key": new.facts.key.text,
+            "offset": entry.offset,
+        }
+        for entry in new.entries
+    ]
+    conn.executemany(_FOLLOW_ROW, rows)
+    conn.executemany(_MOVE_ROW, rows)
 
 
 def _split_lost(conn: sqlite3.Connection, old: PackRecord, *, lost_count: int, reason: str) -> int:

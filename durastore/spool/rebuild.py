@@ -1,14 +1,16 @@
-"""Pack files read back into a journal that was lost: each sample carries all that the journal knew of it (INV-11).
+"""Pack files read back into a journal that was lost or is too old: each sample carries all that the journal knew of it
+(INV-11).
 
-Duty: make an OPEN pack of every pack file that the journal does not know, with the samples that check out byte for
-byte. Recovery then treats them like packs of a crash: sealed if whole, salvaged if not. Upload, proof and manifest
+Duty: make an OPEN pack of every given pack file that the journal does not know, with the samples that check out byte
+for byte. Recovery then treats them like packs of a crash: sealed if whole, salvaged if not. Upload, proof and manifest
 state are not recovered: all is uploaded and proven again, under the same keys for equal bytes (case B121). Must never
-be run on a journal that was not lost: a file that no journal acknowledged is not a sample.
+be run on files that this journal knew once: what it replaced, or never acknowledged, is not a sample.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Container, Iterable
 
 from durastore.codec.decode import scan_sample
 from durastore.errors import IntegrityError
@@ -16,7 +18,7 @@ from durastore.formats.pack import RUN_MEMBER, TRAILER, PackMember, iter_pack
 from durastore.formats.runs import MAX_RUN_BYTES, parse_run
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import identify
-from durastore.model import PackKind, SampleEntry
+from durastore.model import Digest, PackKind, SampleEntry
 from durastore.spool.journal import Journal
 from durastore.spool.pack_bytes import read_exact, reader_of, sync_file
 from durastore.spool.records import PackFile
@@ -24,11 +26,15 @@ from durastore.spool.records import PackFile
 __all__ = ["rebuild_journal"]
 
 
-def rebuild_journal(packs: Folder, journal: Journal) -> list[str]:
-    """Journal every unknown pack file; returns their names. Safe to repeat. `SpoolUnreadable` if one cannot be read."""
+def rebuild_journal(
+    packs: Folder, journal: Journal, *, names: Iterable[str], held: Container[Digest] = frozenset()
+) -> list[str]:
+    """Journal every unknown pack file of `names`; returns those that gave samples. Samples whose header digest is in
+    `held` are left out. Safe to repeat. `SpoolUnreadable` if a file cannot be read.
+    """
     known = {record.name for record in journal.packs()}
     rebuilt: list[str] = []
-    for name in packs.names():
+    for name in names:
         file = PackFile.parse(name)
         if file is None or name in known:
             continue
@@ -38,9 +44,10 @@ def rebuild_journal(packs: Folder, journal: Journal) -> list[str]:
             sync_file(fd, name)  # nothing vouches that it ever was
         finally:
             os.close(fd)
-        if entries:
-            record = journal.add_open_pack(file)
-            journal.append_samples(record.pack_id, entries, size_bytes=end)
+        fresh = [entry for entry in entries if entry.header_digest not in held]
+        if fresh:
+            # at once: after a crash in between, a pack without samples would be set aside as one that never held any
+            journal.add_open_pack(file, entries=fresh, size_bytes=end)
             rebuilt.append(name)
     return rebuilt
 

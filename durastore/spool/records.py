@@ -138,7 +138,7 @@ class LostSample:
 
 
 class WriterRecord(NamedTuple):
-    """One opening of this spool that wrote something, and the highest numbers it used or announced."""
+    """One opening of this spool, and the highest numbers it used or announced; zeros if it wrote nothing."""
 
     writer: WriterId
     last_pack_seq: int

@@ -9,18 +9,18 @@ understood goes to quarantine.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from durastore.errors import SpoolUnreadable
 from durastore.formats.keys import pack_key
 from durastore.fsio.identity import identify
-from durastore.model import PackState
-from durastore.spool.journal import FACT_REBUILD, PackRecord, SealFacts
+from durastore.model import Digest, PackState
+from durastore.spool.journal import FACT_OLDER, FACT_REBUILD, PackRecord, SealFacts
 from durastore.spool.journal_file import set_aside
 from durastore.spool.pack_bytes import hash_file, is_sealed_content, is_well_framed, read_exact, sample_fault, sync_file
 from durastore.spool.rebuild import rebuild_journal
-from durastore.spool.records import LostSample
+from durastore.spool.records import LostSample, PackFile
 from durastore.spool.salvage import Place, salvage_pack
 
 __all__ = ["RecoveryReport", "recover_spool"]
@@ -50,7 +50,7 @@ class RecoveryReport:
     interrupted: list[str] = field(default_factory=list)
     """Packs that were about to be reclaimed and are still here: UPLOADED again, to be proven anew."""
     restored: list[str] = field(default_factory=list)
-    """LOST packs whose whole file is back: SEALED again."""
+    """LOST packs whose whole file is back: SEALED again, in a new file with another key."""
     rehashed: list[str] = field(default_factory=list)
     """Files with other numbers than recorded (reboot, copy, touch) and the right bytes."""
     set_aside: list[str] = field(default_factory=list)
@@ -58,7 +58,9 @@ class RecoveryReport:
     left_alone: list[str] = field(default_factory=list)
     """Names in the packs folder that are no regular files."""
     rebuilt: list[str] = field(default_factory=list)
-    """Pack files read into a journal that had been lost."""
+    """Pack files read into a journal that had been lost, or was older than they are."""
+    is_older: bool = False
+    """The journal did not know the writer of a file: it was restored from a copy, and no state in it can be trusted."""
     journal_replaced: str | None = None
     """Name of the failed journal that was followed by a new file."""
 
@@ -67,7 +69,7 @@ class RecoveryReport:
         if self.journal_replaced is not None:
             yield f"journal {self.journal_replaced} had failed and was followed by a new file"
         for what, names in (
-            ("packs read back into a lost journal", self.rebuilt),
+            ("packs read back into a journal that did not know them", self.rebuilt),
             ("open packs sealed as they were", self.sealed),
             ("packs salvaged into new files", self.salvaged),
             ("packs that were about to be reclaimed", self.interrupted),
@@ -88,17 +90,23 @@ def recover_spool(place: Place) -> RecoveryReport:
     journal = place.journal
     report = RecoveryReport(journal_replaced=journal.replaced)
     journal.drop_reclaimed()
+    journal.announce_writer()
     if journal.get_fact(FACT_REBUILD) is not None:
-        report.rebuilt = rebuild_journal(place.packs, journal)
+        report.rebuilt = rebuild_journal(place.packs, journal, names=place.packs.names())
         journal.set_fact(FACT_REBUILD, None)
-    for record in journal.packs(PackState.OPEN):
-        _recover_open(place, record, report=report)
+    _recover_all_open(place, report)
     for record in journal.packs(PackState.LOST):
         _restore_lost(place, record, report=report)
     for record in journal.packs(*_WITH_FILE):
         _recover_sealed(place, record, report=report)
-    _set_aside_untracked(place, report)
+    _settle_untracked(place, report)
+    report.is_older = journal.get_fact(FACT_OLDER) is not None
     return report
+
+
+def _recover_all_open(place: Place, report: RecoveryReport) -> None:
+    for record in place.journal.packs(PackState.OPEN):
+        _recover_open(place, record, report=report)
 
 
 def _recover_open(place: Place, record: PackRecord, *, report: RecoveryReport) -> None:
@@ -148,7 +156,7 @@ def _facts_if_whole(place: Place, record: PackRecord) -> SealFacts | None:
 
 def _salvage(place: Place, record: PackRecord, *, reason: str, report: RecoveryReport) -> None:
     outcome = salvage_pack(place, record, reason=reason)
-    if outcome.saved:
+    if outcome.saved and record.state is not PackState.LOST:
         report.salvaged.append(record.name)
     report.lost.extend(outcome.lost)
     if outcome.quarantined is not None:
@@ -159,7 +167,8 @@ def _restore_lost(place: Place, record: PackRecord, *, report: RecoveryReport) -
     if record.digest is None or record.key is None or not place.packs.has(record.name):
         return
     if _is_intact(place, record):
-        place.journal.move_back(record.pack_id, PackState.SEALED, reason="its file is back")
+        # never under the old key again: its rows may have been taken out of the view, and that is for ever
+        _salvage(place, record, reason="its file is back", report=report)
         report.restored.append(record.name)
 
 
@@ -208,15 +217,53 @@ def _is_intact(place: Place, record: PackRecord) -> bool:
         os.close(fd)
 
 
-def _set_aside_untracked(place: Place, report: RecoveryReport) -> None:
-    """Files that no living pack names: never acknowledged, replaced, or put there by someone else."""
-    tracked = {record.name for record in place.journal.packs(PackState.OPEN, *_WITH_FILE)}
-    for name in place.packs.names():
-        if name in tracked:
-            continue
+def _settle_untracked(place: Place, report: RecoveryReport) -> None:
+    """Files that no living pack names: younger than the journal, never acknowledged, replaced, or put there by someone
+    else. Last of all, when everything that the journal knows has its place.
+    """
+    untracked = []
+    for name in _untracked(place):
         try:
             place.packs.identity(name)
         except SpoolUnreadable:
             report.left_alone.append(name)
             continue
-        report.set_aside.append(set_aside(place.packs, name, quarantine=place.quarantine))
+        untracked.append(name)
+    _read_back_younger(place, untracked, report=report)
+    for name in _untracked(place):
+        if name in untracked:
+            report.set_aside.append(set_aside(place.packs, name, quarantine=place.quarantine))
+
+
+def _untracked(place: Place) -> list[str]:
+    tracked = {record.name for record in place.journal.packs(*_WITH_FILE)}
+    return [name for name in place.packs.names() if name not in tracked]
+
+
+def _read_back_younger(place: Place, names: Sequence[str], *, report: RecoveryReport) -> None:
+    """Files with higher numbers than the journal knows: it was restored from a copy, and the samples may have been
+    acknowledged. Or a crash came between a file and its row: then they may not, but they are whole, and only copies of
+    what is held already have to stay out (a salvage that was cut short), or a superseded one would live again.
+    """
+    journal = place.journal
+    known = {writer: last_pack_seq for writer, last_pack_seq, _ in journal.writers()}
+    files = [(name, file) for name in names if (file := PackFile.parse(name)) is not None]
+    younger = [(name, file) for name, file in files if file.seq > known.get(file.writer, -1)]
+    if not younger:
+        return
+    if any(file.writer not in known for _, file in younger):
+        # no crash leaves this: each open announces its writer first. Noted before the file's row makes the writer known
+        journal.set_fact(FACT_OLDER, "found")
+    names = [name for name, _ in younger]
+    report.rebuilt.extend(rebuild_journal(place.packs, journal, names=names, held=_held_digests(place)))
+    _recover_all_open(place, report)
+
+
+def _held_digests(place: Place) -> set[Digest]:
+    """Samples of living packs that have their file, be it set aside."""
+    return {
+        entry.header_digest
+        for record in place.journal.packs(*_WITH_FILE)
+        if place.packs.has(record.name) or place.quarantine.has(record.name)
+        for entry in place.journal.entries(record.pack_id)
+    }

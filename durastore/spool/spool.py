@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 
 from durastore.clock import Clock
@@ -24,6 +25,7 @@ from durastore.errors import (
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity
 from durastore.fsio.lock import FlockedFile
+from durastore.fsio.publish import publish
 from durastore.fsio.space import free_bytes, preallocate
 from durastore.model import PackState, Run, WriterId
 from durastore.spool.journal import Journal, PackRecord
@@ -123,6 +125,16 @@ class Spool:
     def record_lost(self, pack_id: int, *, reason: str) -> SalvageReport:
         """The bucket has no copy either: what a file set aside still holds is salvaged, the rest is LOST."""
         return self.salvage(pack_id, reason=reason)
+
+    def bring_back(self, pack_id: int, chunks: Iterable[bytes]) -> SalvageReport:
+        """A LOST pack from the bytes of its object: under a new name and key, like one whose file is back.
+
+        `FileExistsError`, `DiskFailed`, or what ends `chunks`: nothing changed then. A crash in between leaves the file
+        under the LOST pack's name, where recovery finds it.
+        """
+        record = self.journal.pack(pack_id)
+        publish(self.packs_folder, record.name, chunks=chunks, expect_size=record.size_bytes)
+        return self.salvage(pack_id, reason="its object is back, its rows are not")
 
     def quarantine(self, pack_id: int, *, reason: str) -> None:
         """Put a pack's doubtful file aside; the pack is QUARANTINED. Safe to repeat."""

@@ -82,6 +82,18 @@ class Catalog:
     def fetch(self, row: ManifestRow, *, tensors: Sequence[str] | None, rows: slice | None) -> Sample:
         return fetch_sample(self._objects, row, tensors=tensors, rows=rows)
 
+    def fetch_current(self, row: ManifestRow, *, tensors: Sequence[str] | None, rows: slice | None) -> Sample:
+        """The row's sample. Where its object is gone, from the row that took its place since the view was fetched: a
+        pack whose object was forgotten is sent again under another key, if its file had to be replaced.
+        """
+        try:
+            return self.fetch(row, tensors=tensors, rows=rows)
+        except ObjectAbsent:
+            fresh = self.refresh().row(row.entry.sample_id)
+            if fresh is None or fresh.object.key == row.object.key:
+                raise
+            return self.fetch(fresh, tensors=tensors, rows=rows)
+
     def read_pack(
         self, spool: Spool, record: PackRecord, *, entry: SampleEntry, tensors: Sequence[str] | None, rows: slice | None
     ) -> Sample | None:

@@ -134,6 +134,13 @@ class Membership:
                     if is_last_put and before is not None:
                         self._superseding[entry.sample_id.text] = entry
 
+    def drop_pending(self, sample_id: SampleId, *, lane: int, pack_id: int) -> None:
+        """The pack will not be listed with it: another put, whose row is in the manifest, counts."""
+        with self._changed:
+            known = self._pending.get(sample_id.text)
+            if known is not None and (known.lane, known.pack_id) == (lane, pack_id):
+                del self._pending[sample_id.text]
+
     def forget_lost(self, sample_ids: Iterable[SampleId]) -> None:
         """They were found lost: not held any more, whatever the index says, until they are put again."""
         with self._changed:

@@ -281,11 +281,12 @@ def _check_bucket(objects: ObjectStore) -> None:
 
 def _refuse_same_fate(objects: ObjectStore, local: Path, *, options: StoreOptions, is_own_adapter: bool) -> None:
     """Two copies on one disk die together, and a bucket in memory with its machine: with such a bucket nothing may ever
-    be reclaimed (DESIGN 4). An adapter of the caller's own in memory is a test's.
+    be reclaimed (DESIGN 4). An adapter of the caller's own in memory is a test's, and any file system can be allowed.
     """
     if options.reclaim == "never":
         return
-    if objects.failure_domain.startswith("memory:") and not is_own_adapter:
+    is_allowed = is_own_adapter or options.is_any_filesystem_allowed
+    if objects.failure_domain.startswith("memory:") and not is_allowed:
         raise SameFailureDomain(
             f"the bucket {objects.url} is in memory and ends with this process or machine",
             hint='use a bucket that lasts, or reclaim="never" (--reclaim never), which keeps every local file',

@@ -16,6 +16,7 @@ from durastore.manifest.segments import publish_segment
 from durastore.model import EvidenceLevel, ManifestRow, ObjectFacts, Run, SampleEntry, Tombstone
 from durastore.spool.journal import PackRecord
 from durastore.spool.spool import Spool
+from durastore.store.made_again import drop_made_again
 from durastore.store.membership import Membership
 from durastore.store.services import Services
 
@@ -69,6 +70,12 @@ class Segmenter:
 
     def _make_draft(self, records: Sequence[PackRecord]) -> _Draft:
         journal = self._spool.journal
+        for record, sample_id in drop_made_again(self._spool, self._services, records=records):
+            self._membership.drop_pending(sample_id, lane=self._lane, pack_id=record.pack_id)
+        for record in records:
+            dead = journal.dead_rows(record.pack_id)
+            if dead:
+                raise NotVerified(f"pack {record.name}: the row of {dead[0]} was taken out for good")
         rows = [row for record in records for row in _rows(record, journal.entries(record.pack_id))]
         pack_ids = tuple(record.pack_id for record in records)
         runs = _runs(rows, self._spool, current=self._services.run)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from durastore.errors import ConfigError, DurastoreError, IntegrityError, ObjectAbsent
+from durastore.errors import ConfigError, DiskFailed, DurastoreError, IntegrityError, JournalFailed, ObjectAbsent
 from durastore.formats.keys import pack_listing_prefix, parse_pack_key, parse_segment_key, segment_listing_prefix
-from durastore.model import Evidence, PackState, Tombstone, WriterId
+from durastore.model import Evidence, ObjectKey, PackState, WriterId
 from durastore.observe.events import LOGGER
-from durastore.spool.journal import PackRecord
+from durastore.spool.journal import FACT_OLDER, PackRecord
 from durastore.spool.spool import Spool
+from durastore.store.made_again import drop_made_again
 from durastore.store.segmenter import bury
 from durastore.store.services import Services
 
@@ -40,17 +41,19 @@ class Settling:
         for line in report.lines():
             LOGGER.warning("recovery of %s: %s", spool.path, line)
         self._check_bucket(spool)
-        self._check_rollback(spool)
+        self._check_rollback(spool, is_older=report.is_older)
         self._retry_conflicts(spool)
         self._find_missing(spool, report.missing_files)
         self._bury_lost(spool)
+        drop_made_again(spool, self._services, records=spool.journal.packs())
 
     def _check_bucket(self, spool: Spool) -> None:
         """The spool was filled for this bucket; one re-created under the same name voids every proof (case B164)."""
         journal = spool.journal
         known_id, known_url = journal.get_fact(_STORE_ID), journal.get_fact(_URL)
         if known_id is not None and known_id != self._store_id:
-            left = [r for r in journal.packs(PackState.SEALED, *_PROVEN) if r.sample_count]
+            left = [r for r in journal.packs(PackState.SEALED, PackState.CONFLICT, *_PROVEN) if r.sample_count]
+            left += [r for r in journal.packs(PackState.LOST) if _is_unburied(spool, r)]
             if left and known_url != self._url:
                 raise ConfigError(
                     f"spool {spool.path} still holds {len(left)} packs for {known_url}",
@@ -66,10 +69,17 @@ class Settling:
             if spool.packs_folder.has(record.name):
                 spool.journal.move_back(record.pack_id, PackState.SEALED, reason=reason)
 
-    def _check_rollback(self, spool: Spool) -> None:
-        """A journal older than what its writers have in the bucket was restored from a copy: trust no state."""
+    def _check_rollback(self, spool: Spool, *, is_older: bool) -> None:
+        """A journal older than its spool's files (`is_older`), or than what its writers have in the bucket, was put
+        back from a copy: trust no state.
+        """
+        if is_older:
+            LOGGER.error("the journal of %s is older than its packs: every pack is proven anew", spool.path)
+            self._void(spool, "the journal was restored from an older copy")
+            spool.journal.set_fact(FACT_OLDER, None)
+            return
         for writer, pack_seq, segment_seq in spool.journal.writers():
-            if writer == spool.writer:
+            if writer == spool.writer or not pack_seq + segment_seq:
                 continue
             packs, segments = self._last_in_bucket(writer)
             if packs > pack_seq or segments > segment_seq:
@@ -122,19 +132,13 @@ class Settling:
             return self._services.verifier.verify_remote_copy(record)
 
     def _record_lost(self, spool: Spool, record: PackRecord, *, error: DurastoreError) -> None:
-        """Tombstones first, the record after: a crash in between asks the bucket once more, and loses no sample's
-        chance to be made again.
-        """
+        """The record first: a crash in between leaves a LOST pack, whose rows leave the view at the next open."""
         entries = spool.journal.entries(record.pack_id)
-        if record.manifested_in is not None and record.key is not None:
-            key = record.key
-            stones = [Tombstone(sample_id=e.sample_id, key=key, offset=e.offset, reason="lost") for e in entries]
-            bury(spool, self._services, stones=stones)
         report = spool.record_lost(record.pack_id, reason=str(error))
         if record.manifested_in is not None:
             for lost in spool.journal.packs(PackState.LOST):
                 if lost.key == record.key:
-                    spool.journal.set_fact(_buried(lost.pack_id), "1")
+                    self._bury(spool, lost)
         names = ", ".join(sample.sample_id.text for sample in report.lost[:10])
         LOGGER.error("pack %s: %d of %d samples are LOST: %s", record.name, len(report.lost), len(entries), names)
 
@@ -147,19 +151,65 @@ class Settling:
         """
         journal = spool.journal
         for record in journal.packs(PackState.LOST):
-            fact, entries = _buried(record.pack_id), journal.entries(record.pack_id)
-            if record.key is None or not entries or journal.get_fact(fact) is not None:
+            if not _is_unburied(spool, record):
                 continue
             try:
                 evidence = self._look_twice(record)
             except (ObjectAbsent, IntegrityError):
-                key = record.key
-                stones = [Tombstone(sample_id=e.sample_id, key=key, offset=e.offset, reason="lost") for e in entries]
-                bury(spool, self._services, stones=stones)
-                journal.set_fact(fact, "1")
+                self._bury(spool, record)
+                continue
+            LOGGER.warning("pack %s was taken for LOST and is in the bucket", record.name)
+            if journal.dead_rows(record.pack_id):
+                self._bring_back(spool, record)
             else:
-                LOGGER.warning("pack %s was taken for LOST and is in the bucket", record.name)
                 self._record_found(spool, record, evidence=evidence)
+
+    def _bury(self, spool: Spool, record: PackRecord) -> None:
+        """Announced first: after a crash in between nobody can tell whether the rows are still in the view."""
+        stones = spool.journal.announce_burial(record.pack_id)
+        # an earlier row of a sample that was saved once, and is lost now, is the last one: it goes if it leads nowhere
+        moved = [stone for stone in spool.journal.tombstones([record.pack_id]) if stone.reason == "moved"]
+        stones += [stone for stone in moved if self._is_gone(stone.key)]
+        bury(spool, self._services, stones=stones)
+        spool.journal.set_fact(_buried(record.pack_id), str(record.key))
+
+    def _is_gone(self, key: ObjectKey) -> bool:
+        """As a loss: only after two looks."""
+        for _ in range(2):
+            reader = self._services.objects.fresh_reader()
+            try:
+                reader.head(key)
+            except ObjectAbsent:
+                self._services.clock.sleep(_SECOND_LOOK_S)
+            else:
+                return False
+            finally:
+                reader.close()
+        return True
+
+    def _bring_back(self, spool: Spool, record: PackRecord) -> None:
+        """The object is there after all, and its rows are taken out or may be: it is fetched, to be sent under another
+        key. What keeps us from that here leaves it LOST, and the next open tries again.
+        """
+        assert record.key is not None
+        reader = self._services.objects.fresh_reader()
+        try:
+            report = spool.bring_back(record.pack_id, reader.fetch_chunks(record.key))
+        except JournalFailed:
+            raise
+        except (DiskFailed, FileExistsError, ObjectAbsent, IntegrityError) as exc:
+            LOGGER.error("pack %s is in the bucket, unlisted, and cannot be fetched: %s", record.name, exc)
+        else:
+            LOGGER.warning("pack %s: %d samples were fetched, to be sent again", record.name, report.saved)
+        finally:
+            reader.close()
+
+
+def _is_unburied(spool: Spool, record: PackRecord) -> bool:
+    """Whether rows of a LOST pack may be in the view of its bucket. By key: a pack that came back has another one."""
+    if record.key is None or not record.sample_count:
+        return False
+    return spool.journal.get_fact(_buried(record.pack_id)) != record.key.text
 
 
 def _buried(pack_id: int) -> str:

@@ -305,7 +305,7 @@ class Store:
         row = catalog.row(name, current=current)
         if row is None:
             raise SampleAbsent(f"no sample {name}", hint="`durastore manifest show` tells what the bucket holds")
-        return catalog.fetch(row, tensors=tensors, rows=rows)
+        return catalog.fetch_current(row, tensors=tensors, rows=rows)
 
     def rows_of(self, sample_id: str) -> list[ManifestRow]:
         """All live manifest rows of this id, after a fresh look at the manifest's listing."""

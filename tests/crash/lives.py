@@ -111,6 +111,7 @@ def open_hasty(place: Place, clock: SystemClock | None = None) -> Store:
         single_pack_bytes=20_000,
         pack_target_bytes=6_000,
         reserve_bytes=1,
+        is_any_filesystem_allowed=True,  # the bucket is in memory: it outlives the process, and that is all it has to
         clock=clock or HastyClock(),
     )
 

@@ -481,8 +481,8 @@ _NEVER_GUARDS = (
         name="same-disk-accepted",
         clause="same failure domain: refused unless never",
         file="durastore/store/opening.py",
-        before='    if options.reclaim == "never":\n        return\n    if objects',
-        after="    return\n    if objects",
+        before="    is_allowed = is_own_adapter",
+        after="    return\n    is_allowed = is_own_adapter",
         tests=("tests/unit/test_store_failure_domain.py",),
     ),
     Mutant(

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from durastore.errors import JournalFailed
-from durastore.model import SampleId
+from durastore.errors import DiskFailed, DurastoreError, JournalFailed
+from durastore.model import Digest, ObjectKey, PackState, SampleId
 from durastore.spool import spool as spool_module
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool, claim_idle_siblings
+from durastore.store import settling
+from durastore.store.segmenter import bury
 from durastore.store.store import Store
 from durastore.testing.faulty import Fault, FaultRule
 from tests.property.disk_image import DiskImage, pack_files
 from tests.property.store_model import RUN, Version, input_digest
 from tests.property.store_world import World, installed
+from tests.unit.reclaim_lab import Chosen
 
 OLD, NEW = Version("s/0", 0, 0), Version("s/0", 1, 1)
 
@@ -141,3 +145,253 @@ def test_a_journal_from_before_the_upload_buries_nothing_that_the_bucket_holds(w
         store.flush(300)
         assert world.view().row(SampleId("s/0")) is not None
         world.stop(store)
+
+
+@pytest.mark.parametrize("is_in_bucket", [True, False])
+def test_a_journal_from_an_earlier_session_hides_nothing_of_a_later_one(world: World, is_in_bucket: bool) -> None:
+    later = Version("s/1", 0, None)
+    store = world.open(run=RUN, reclaim="never")
+    put(store, OLD)
+    store.flush(300)
+    world.stop(store)
+    before = DiskImage(world.local)
+    store = world.open(reclaim="never")
+    put(store, later)
+    if is_in_bucket:
+        store.flush(300)
+    world.stop(store)
+    before.restore_journals()
+    store = world.open()
+    for version in (OLD, later):
+        assert version.sample_id in store
+        assert version.is_in(store.get(version.sample_id))
+    store.drain(300)
+    world.stop(store)
+    assert sorted(world.view().ids()) == ["s/0", "s/1"]
+
+
+def damage_trailer(path: Path) -> None:
+    """One bit of a tar's end: its samples are whole, and the pack is not what was sealed."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_the_row_of_a_forgotten_object_gives_way_to_that_of_the_saved_copy(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.SystemRandom", Chosen)  # the canary is the last pack
+    store = world.open(run=RUN, reclaim="lazy")
+    put(store, OLD)
+    store.flush(300)
+    (key,), (path,) = world.objects(), pack_files(world.local)
+    put(store, Version("s/1", 0, None))
+    store.flush(300)
+    assert len(store.rows_of("s/0")) == 1  # the view in hand has the old row from here on
+    world.bucket.lose(ObjectKey(key))
+    damage_trailer(path)
+    world.clock.advance(100)  # both packs have settled, so that they are one batch
+    store.drain(300)
+    assert pack_files(world.local, with_quarantine=False) == []
+    assert OLD.is_in(store.get("s/0"))
+    world.stop(store)
+    (row,) = world.view().rows_of(SampleId("s/0"))
+    assert row.object.key.text in world.whole_objects()
+
+
+def test_a_superseded_content_that_was_saved_into_another_file_stays_superseded(world: World) -> None:
+    old, new = Version("s/0", 1, 0), Version("s/0", 0, 1)
+    store = world.open(run=RUN, reclaim="never")
+    put(store, old)
+    store.flush(300)
+    (path,), (key,) = pack_files(world.local), world.objects()
+    world.bucket.add(FaultRule(op="put", fault=Fault.SERVER_ERROR, count=None, key_part="packs/"))
+    put(store, new)
+    world.stop(store)
+    world.bucket.lose(ObjectKey(key))
+    damage_trailer(path)
+    world.bucket.heal()
+    store = world.open(reclaim="never")
+    store.flush(300)
+    world.stop(store)
+    (row,) = world.view().rows_of(SampleId("s/0"))
+    assert row.entry.input_digest == Digest(str(input_digest(new.input)))
+
+
+def lose_both(world: World, taken: Path) -> Path:
+    """The one pack's object is forgotten, and its file moved out of the spool; returns where it was."""
+    (path,), (key,) = pack_files(world.local, with_quarantine=False), world.whole_objects()
+    world.bucket.lose(ObjectKey(key))
+    path.rename(taken)
+    return path
+
+
+def lost_and_buried(world: World, taken: Path, *, version: Version = OLD) -> Path:
+    store = world.open(run=RUN, reclaim="never")
+    put(store, version)
+    store.flush(300)
+    world.stop(store)
+    path = lose_both(world, taken)
+    store = world.open(reclaim="never")
+    assert "s/0" not in store
+    world.stop(store)
+    return path
+
+
+def check_drained(world: World) -> None:
+    """What a drain leaves is read by this machine and by one that has only the bucket."""
+    store = world.open()
+    store.drain(300)
+    assert pack_files(world.local, with_quarantine=False) == []
+    assert "s/0" in store
+    assert OLD.is_in(store.get("s/0"))
+    world.stop(store)
+    (row,) = world.view().rows_of(SampleId("s/0"))
+    assert row.object.key.text in world.whole_objects()
+
+
+def test_a_lost_pack_whose_file_is_back_is_listed_anew(world: World, tmp_path: Path) -> None:
+    path = lost_and_buried(world, tmp_path / "taken")
+    (tmp_path / "taken").rename(path)
+    check_drained(world)
+
+
+def test_a_pack_that_came_back_and_is_lost_again_is_buried_again(world: World, tmp_path: Path) -> None:
+    path = lost_and_buried(world, tmp_path / "taken")
+    (tmp_path / "taken").rename(path)
+    store = world.open(reclaim="never")
+    store.flush(300)
+    assert "s/0" in store
+    lose_both(world, tmp_path / "taken again")
+    spool = store._parts.lanes[0].spool
+    (record,) = spool.journal.packs(PackState.MANIFESTED)
+    spool.record_lost(record.pack_id, reason="found within the session")  # as the lane does, which buries nothing
+    world.stop(store)
+    store = world.open()
+    assert "s/0" not in store
+    put(store, OLD)
+    world.stop(store)
+    check_drained(world)
+
+
+@pytest.mark.parametrize("is_read_back", [True, False])
+def test_a_burial_that_was_cut_short_hides_no_object_that_is_there(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_read_back: bool
+) -> None:
+    cut_short_burial(world, tmp_path, monkeypatch=monkeypatch, is_read_back=is_read_back)
+    store = world.open(reclaim="never")
+    assert "s/0" in store
+    assert OLD.is_in(store.get("s/0"))
+    world.stop(store)
+    check_drained(world)
+
+
+def test_a_burial_that_was_cut_short_hides_no_file_that_is_back(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = cut_short_burial(world, tmp_path, monkeypatch=monkeypatch, is_read_back=True)
+    (tmp_path / "taken").rename(path)
+    check_drained(world)
+
+
+def test_an_object_that_cannot_be_fetched_after_a_burial_is_fetched_at_the_next_open(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_short_burial(world, tmp_path, monkeypatch=monkeypatch, is_read_back=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(spool_module, "publish", full_disk)
+        store = world.open()
+        assert "s/0" not in store, "not listed, so not done"
+        world.stop(store)
+    check_drained(world)
+
+
+def full_disk(*_: object, **__: object) -> None:
+    raise DiskFailed("no space left")
+
+
+def cut_short_burial(world: World, tmp_path: Path, *, monkeypatch: pytest.MonkeyPatch, is_read_back: bool) -> Path:
+    """The only file is gone and the bucket denies its object for a while; the open that buries it does not end well."""
+    store = world.open(run=RUN, reclaim="never")
+    put(store, OLD)
+    store.flush(300)
+    world.stop(store)
+    (path,) = pack_files(world.local)
+    path.rename(tmp_path / "taken")
+    world.bucket.add(FaultRule(op="head", fault=Fault.ABSENT, count=None, key_part="packs/"))
+
+    def cut(*args: Any, **facts: Any) -> None:
+        bury(*args, **facts)
+        raise JournalFailed("the process ended here")
+
+    if not is_read_back:
+        world.bucket.add(FaultRule(op="fetch", fault=Fault.SERVER_ERROR, count=None, key_part="manifest/"))
+    with monkeypatch.context() as patch:
+        patch.setattr(settling, "bury", cut)
+        with pytest.raises(DurastoreError):
+            world.open()
+    world.bucket.heal()
+    world.stop(None)
+    assert world.view().row(SampleId("s/0")) is None
+    return path
+
+
+@pytest.mark.parametrize("is_flushed", [True, False])
+@pytest.mark.parametrize("old, new", [(OLD, NEW), (Version("s/0", 1, 0), Version("s/0", 0, 1))])
+def test_a_lost_content_that_comes_back_does_not_hide_one_put_since(
+    world: World, tmp_path: Path, is_flushed: bool, old: Version, new: Version
+) -> None:
+    path = lost_and_buried(world, tmp_path / "taken", version=old)
+    store = world.open(reclaim="never")
+    put(store, new)
+    if is_flushed:
+        store.flush(300)
+    world.stop(store)
+    (tmp_path / "taken").rename(path)
+    for _ in range(2):
+        store = world.open()
+        assert new.is_in(store.get("s/0"))
+        assert not store.contains("s/0", input_digest=input_digest(old.input))
+        store.drain(300)
+        world.stop(store)
+    (row,) = world.view().rows_of(SampleId("s/0"))
+    assert row.entry.input_digest == Digest(str(input_digest(new.input)))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_content_superseded_by_another_process_stays_so_when_it_is_saved_into_another_file(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    monkeypatch.setattr("random.SystemRandom", Chosen)  # the canary is the last pack
+    old, new = Version("s/0", int(is_first), 0), Version("s/0", int(not is_first), 1)
+    store = world.open(run=RUN, reclaim="lazy")
+    put(store, old)
+    store.flush(300)
+    (key,), (path,) = world.objects(), pack_files(world.local)
+    put(store, Version("s/1", 0, None))
+    store.flush(300)
+    other = world.open(reclaim="never")
+    put(other, new)
+    other.flush(300)
+    world.bucket.lose(ObjectKey(key))
+    damage_trailer(path)
+    world.clock.advance(100)  # both packs have settled, so that they are one batch
+    store.drain(300)
+    assert store.status().only_local_ids == ()
+    (row,) = world.view().rows_of(SampleId("s/0"))
+    assert row.entry.input_digest == Digest(str(input_digest(new.input)))
+    world.stop(other)
+    world.stop(store)
+
+
+def test_the_same_content_put_since_is_no_reason_to_let_the_copy_go(world: World, tmp_path: Path) -> None:
+    path = lost_and_buried(world, tmp_path / "taken")
+    store = world.open(reclaim="never")
+    put(store, OLD)
+    store.flush(300)
+    world.stop(store)
+    (tmp_path / "taken").rename(path)
+    store = world.open()
+    store.drain(300)
+    world.stop(store)
+    assert len(world.view().rows_of(SampleId("s/0"))) == 2

@@ -88,7 +88,9 @@ class ReclaimLab:
         return record
 
     def uploaded(self, name: str) -> PackRecord:
-        record = self.sealed(name)
+        return self.send(self.sealed(name))
+
+    def send(self, record: PackRecord) -> PackRecord:
         assert record.key is not None
         self.spool.journal.write_id(record.pack_id)
         reply = self.objects.put(record.key, self.content(record), crc64nvme=record.crc64nvme, metadata={})

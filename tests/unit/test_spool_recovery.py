@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from durastore.errors import DurastoreError, SpoolUnreadable
 from durastore.fsio.sys import SYS
 from durastore.model import Digest, PackState, SampleId, WriterId
 from durastore.spool import pack_bytes, recovery
-from durastore.spool.journal import PackRecord
+from durastore.spool.journal import Journal, PackRecord
+from durastore.spool.journal_db import JournalDatabase
 from durastore.spool.records import PackFile
 from durastore.spool.recovery import RecoveryReport
 from durastore.spool.spool import Spool
+from tests.property.disk_image import DiskImage
 from tests.unit.spool_lab import (
     advance,
     assert_obtainable,
@@ -534,12 +537,119 @@ def test_a_rolled_back_journal_loses_no_bytes(tmp_path: Path) -> None:
     (tmp_path / "w-00" / "journal-1.sqlite").write_bytes(old)
     with spool_at(tmp_path) as spool:
         report = recover_twice(spool)
-        assert_obtainable(spool, SAMPLES[:2])
+        assert_obtainable(spool, [*SAMPLES, BIG])
         assert_settled(spool)
-        assert len(report.set_aside) == 2
-        kept = b"".join((spool.quarantine_folder.path / name).read_bytes() for name in report.set_aside)
-        for encoded in (*SAMPLES[2:], BIG):
-            assert b"".join(bytes(part) for part in encoded.payload) in kept
+        assert (len(report.rebuilt), report.set_aside, report.is_older) == (2, [], True)
+
+
+def test_a_journal_rolled_back_within_a_session_loses_no_bytes(tmp_path: Path) -> None:
+    with spool_at(tmp_path) as spool:
+        spool.recover()
+        writer = writer_of(spool)
+        writer.append(SAMPLES[:2])
+        writer.seal_open()
+        old = DiskImage(tmp_path)
+        writer.append([*SAMPLES[2:], BIG])
+        writer.close()
+    old.restore_journals()
+    with spool_at(tmp_path) as spool:
+        report = recover_twice(spool)
+        assert_obtainable(spool, [*SAMPLES, BIG])
+        assert_settled(spool)
+        assert (len(report.rebuilt), report.set_aside) == (2, [])
+
+
+def test_a_file_whose_row_was_cut_off_is_a_pack_and_no_older_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with left_behind(tmp_path, is_sealed=True) as spool:
+        spool.recover()
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "add_sealed_pack", died)
+            with pytest.raises(KeyboardInterrupt):
+                writer_of(spool).append([sample("more", size=50_000)])
+    with spool_at(tmp_path) as spool:
+        report = recover_twice(spool)
+        assert (len(report.rebuilt), report.set_aside, report.is_older) == (1, [], False)
+        assert_obtainable(spool, [*SAMPLES, BIG, sample("more", size=50_000)])
+        assert_settled(spool)
+
+
+@pytest.mark.parametrize("is_set_aside", [True, False])
+def test_the_copy_of_a_salvage_that_was_cut_short_is_not_a_second_pack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_set_aside: bool
+) -> None:
+    """What it holds may be superseded by now, and would be listed again."""
+    with left_behind(tmp_path, is_sealed=True) as spool:
+        spool.recover()
+        record = advance(spool, tar_of(spool).pack_id, to=PackState.MANIFESTED)
+        rewrite(spool, record.name, flipped(-1))
+        if is_set_aside:
+            spool.recover()
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "replace_file", died)
+            with pytest.raises(KeyboardInterrupt):
+                spool.record_lost(record.pack_id, reason="404")
+    with spool_at(tmp_path) as spool:
+        report = spool.recover()
+        assert report.rebuilt == []
+        assert [r.state for r in spool.journal.packs()] == [PackState.MANIFESTED, PackState.SEALED]
+        assert spool.record_lost(record.pack_id, reason="404").saved == 4
+        assert_obtainable(spool, [*SAMPLES, BIG])
+        assert_settled(spool)
+
+
+def test_a_file_that_this_journal_let_go_is_not_taken_back(tmp_path: Path) -> None:
+    with left_behind(tmp_path, is_sealed=True) as spool:
+        spool.recover()
+        record = advance(spool, tar_of(spool).pack_id, to=PackState.MANIFESTED)
+        spool.journal.record_intent(record.pack_id, "receipt")
+        path = spool.packs_folder.path / record.name
+        path.rename(tmp_path / "reclaimed")
+        spool.journal.record_reclaimed(record.pack_id)
+        spool.recover()
+        (tmp_path / "reclaimed").rename(path)
+        report = recover_twice(spool)
+        assert (report.rebuilt, report.set_aside, report.is_older) == ([], [record.name], False)
+
+
+def died(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt("the process ends here")
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+@pytest.mark.parametrize("last", range(1, 9))
+def test_reading_back_can_end_at_any_commit_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, is_lost: bool
+) -> None:
+    with spool_at(tmp_path) as spool:
+        spool.recover()
+    old = DiskImage(tmp_path)
+    with left_behind(tmp_path, is_sealed=True):
+        pass
+    if is_lost:
+        lose_journal(tmp_path)
+    else:
+        old.restore_journals()
+    left, plain = [last], JournalDatabase.writing
+
+    @contextmanager
+    def ending(database: JournalDatabase) -> Iterator[sqlite3.Connection]:
+        with plain(database) as connection:
+            yield connection
+        left[0] -= 1
+        if left[0] <= 0:
+            died()
+
+    with spool_at(tmp_path) as spool, monkeypatch.context() as patch:
+        patch.setattr(JournalDatabase, "writing", ending)
+        with suppress(KeyboardInterrupt):
+            spool.recover()
+    with spool_at(tmp_path) as spool:
+        report = recover_twice(spool)
+        assert_obtainable(spool, [*SAMPLES, BIG])
+        assert_settled(spool)
+        assert report.is_older or is_lost or last == 1
 
 
 def test_a_row_of_another_sample_does_not_pass(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_a_bucket_in_memory_is_no_place_for_the_only_copy(
         durastore.open(tmp_path / "bucket", local=tmp_path / "spool", reclaim=reclaim)
     assert not (tmp_path / "spool").exists()
     durastore.open("memory://bucket/p", local=tmp_path / "spool", reclaim="never").close()
+    durastore.open(tmp_path / "bucket", local=tmp_path / "spool2", is_any_filesystem_allowed=True).close()
 
 
 def test_with_never_it_may_be_there(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ from durastore.errors import ConfigError
 from durastore.formats.keys import pack_key
 from durastore.manifest.snapshot import fetch_snapshot
 from durastore.manifest.view import fetch_view
-from durastore.model import Digest, PackKind, PackState, WriterId
+from durastore.model import Digest, PackKind, PackState, Tombstone, WriterId
+from durastore.spool.records import PackFile
+from durastore.store import settling
 from durastore.store.settling import Settling
 from durastore.testing.faulty import Fault, FaultRule
 from tests.unit.reclaim_lab import STORE_ID, ReclaimLab, lab, services_of
-from tests.unit.spool_lab import PREFIX
+from tests.unit.spool_lab import PREFIX, content, sample
 
 __all__ = ["lab"]
 
@@ -48,6 +50,45 @@ def test_a_spool_that_is_still_full_is_not_turned_to_another_bucket(lab: Reclaim
     assert lab.state(record) is PackState.MANIFESTED
 
 
+@pytest.mark.parametrize("state", [PackState.CONFLICT, PackState.LOST])
+def test_a_spool_with_a_pack_that_the_bucket_must_still_settle_is_not_turned_to_another(
+    lab: ReclaimLab, state: PackState
+) -> None:
+    (record,) = lab.manifested("a")
+    settle(lab)
+    assert record.key is not None
+    lab.objects.lose(record.key)
+    lab.path(record).rename(lab.spool.path / "taken")
+    lab.spool.journal.move_back(record.pack_id, state, reason="found within a session")
+    with pytest.raises(ConfigError, match="still holds 1 packs"):
+        settle(lab, url="memory://other/data", store_id="cd" * 16)
+    assert lab.observer.count("manifest.buried") == 0
+    settle(lab)
+    assert lab.observer.count("manifest.buried") == 1
+    settle(lab, url="memory://other/data", store_id="cd" * 16)  # nothing in it is for the first bucket any more
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_the_earlier_row_of_a_lost_sample_goes_if_its_object_is_gone(
+    lab: ReclaimLab, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    (record,) = lab.manifested("a")
+    assert record.key is not None
+    data = bytearray(lab.path(record).read_bytes())
+    data[-1] ^= 1
+    lab.path(record).write_bytes(data)
+    lab.spool.salvage(record.pack_id, reason="damaged")
+    if is_gone:
+        lab.objects.lose(record.key)
+    saved = lab.spool.journal.pack(record.pack_id)
+    lab.path(saved).rename(lab.spool.path / "taken")
+    buried: list[Tombstone] = []
+    monkeypatch.setattr(settling, "bury", lambda *_, stones: buried.extend(stones))
+    settle(lab)
+    assert lab.state(record) is PackState.LOST
+    assert [stone.key for stone in buried] == [saved.key, record.key][: 1 + is_gone]
+
+
 def note_writer(lab: ReclaimLab, *, pack_seq: int) -> None:
     with lab.spool.journal._db.writing() as conn:
         conn.execute("INSERT INTO writers (writer, last_pack_seq) VALUES (?, ?)", (OTHER.hex, pack_seq))
@@ -62,6 +103,27 @@ def test_a_journal_older_than_the_bucket_is_trusted_in_nothing(lab: ReclaimLab, 
     settle(lab)
     assert lab.state(record) is (PackState.SEALED if known == 1 else PackState.MANIFESTED)
     assert lab.is_here(record)
+
+
+def test_a_journal_older_than_its_files_is_trusted_in_nothing(lab: ReclaimLab) -> None:
+    lab.spool.recover()
+    (record,) = lab.manifested("a")
+    strange = PackFile(writer=OTHER, seq=1, kind=PackKind.SAFETENSORS)
+    (lab.spool.packs_folder.path / strange.name).write_bytes(content(sample("b", size=50_000)))
+    settle(lab)
+    assert lab.state(record) is PackState.SEALED
+    assert lab.is_here(record)
+    assert [r.sample_count for r in lab.spool.journal.packs(PackState.SEALED) if r.name == strange.name] == [1]
+    lab.manifest(lab.verify(lab.send(record)))
+    settle(lab)
+    assert lab.state(record) is PackState.MANIFESTED, "once is enough"
+
+
+def test_openings_that_wrote_nothing_cost_no_listing(lab: ReclaimLab) -> None:
+    note_writer(lab, pack_seq=0)
+    listed = lab.objects.count("list")
+    settle(lab)
+    assert lab.objects.count("list") == listed
 
 
 def test_one_look_that_finds_nothing_is_no_loss(lab: ReclaimLab, tmp_path: Path) -> None:
