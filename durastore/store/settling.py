@@ -24,6 +24,7 @@ _PROVEN = (PackState.UPLOADED, PackState.VERIFIED, PackState.MANIFESTED, PackSta
 _SECOND_LOOK_S = 1.0
 _STORE_ID = "store_id"
 _URL = "bucket_url"
+_PLACE = "bucket_place"
 
 
 class Settling:
@@ -61,8 +62,26 @@ class Settling:
                 )
             LOGGER.error("the bucket at %s is not the one this spool knew: every proof is void", self._url)
             self._void(spool, "the bucket was re-created")
+        elif journal.get_fact(_PLACE) not in (None, self._place):
+            self._doubt_copy(spool)
         journal.set_fact(_STORE_ID, self._store_id)
         journal.set_fact(_URL, self._url)
+        journal.set_fact(_PLACE, self._place)
+
+    @property
+    def _place(self) -> str:
+        domain = self._services.objects.failure_domain
+        return f"{self._url} {domain}" if domain.startswith("host:") else self._url
+
+    def _doubt_copy(self, spool: Spool) -> None:
+        """The marker is the same and the place another: a copy of the bucket (replication, a migration) may lack any
+        object that the first one was seen to hold.
+        """
+        LOGGER.warning("the bucket of %s is reached at %s now: what is here is proven anew", spool.path, self._place)
+        for record in spool.journal.packs(PackState.VERIFIED, PackState.MANIFESTED):
+            if spool.packs_folder.has(record.name):
+                reason = "the bucket is at another place"
+                spool.journal.move_back(record.pack_id, PackState.UPLOADED, reason=reason)
 
     def _void(self, spool: Spool, reason: str) -> None:
         for record in spool.journal.packs(*_PROVEN):

@@ -221,4 +221,14 @@ ROWS = (
         after="",
         tests=(f"{_HISTORIES}::test_a_lost_content_that_comes_back_does_not_hide_one_put_since",),
     ),
+    Mutant(
+        name="a-copied-marker-proves-all",
+        clause="bucket marker as recorded",
+        file="durastore/store/settling.py",
+        before="elif journal.get_fact(_PLACE) not in (None, self._place):",
+        after="elif False:",
+        tests=(
+            "tests/unit/test_store_settling.py::test_a_copy_of_the_bucket_with_its_marker_proves_nothing_by_itself",
+        ),
+    ),
 )

@@ -89,6 +89,25 @@ def test_the_earlier_row_of_a_lost_sample_goes_if_its_object_is_gone(
     assert [stone.key for stone in buried] == [saved.key, record.key][: 1 + is_gone]
 
 
+def test_a_copy_of_the_bucket_with_its_marker_proves_nothing_by_itself(lab: ReclaimLab) -> None:
+    records = [*lab.manifested("a"), lab.verify(lab.uploaded("b"))]
+    settle(lab)
+    assert [lab.state(record) for record in records] == [PackState.MANIFESTED, PackState.VERIFIED]
+    settle(lab, url="memory://copied/data")
+    for record in records:
+        now = lab.spool.journal.pack(record.pack_id)
+        assert (now.state, now.evidence, now.manifested_in) == (PackState.UPLOADED, None, None)
+        assert lab.is_here(record)
+
+
+def test_another_endpoint_is_another_place(lab: ReclaimLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    (record,) = lab.manifested("a")
+    for endpoint, state in (("host:a", PackState.MANIFESTED), ("host:a", PackState.MANIFESTED), ("host:b", None)):
+        monkeypatch.setattr(type(lab.objects), "failure_domain", endpoint)
+        settle(lab)
+        assert lab.state(record) is (state or PackState.UPLOADED)
+
+
 def note_writer(lab: ReclaimLab, *, pack_seq: int) -> None:
     with lab.spool.journal._db.writing() as conn:
         conn.execute("INSERT INTO writers (writer, last_pack_seq) VALUES (?, ?)", (OTHER.hex, pack_seq))
