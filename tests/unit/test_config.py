@@ -150,3 +150,8 @@ def test_places_follow_the_same_precedence(tmp_path: Path) -> None:
     assert resolve_place("bucket", None, environ=environ, project_dir=tmp_path) == "s3://env"
     assert resolve_place("local", None, environ=environ, project_dir=tmp_path) == "/file"
     assert resolve_place("local", None, environ={}, project_dir=tmp_path / "none") is None
+
+
+def test_every_option_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs/operations/options.md").read_text(encoding="utf-8")
+    assert [name for name in option_names() if f"`{name}`" not in text] == []
