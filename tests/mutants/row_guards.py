@@ -37,7 +37,7 @@ ROWS = (
         file=STEPS,
         before="    conn.executemany(_FOLLOW_ROW, rows)\n",
         after="",
-        tests=(f"{_HISTORIES}::test_a_superseded_content_that_was_saved_into_another_file_stays_superseded",),
+        tests=(f"{_STEP_TESTS}::test_a_superseded_sample_is_superseded_at_its_new_place_as_well",),
     ),
     Mutant(
         name="a-row-that-gave-way-is-read",
