@@ -30,10 +30,12 @@ from durastore.spool.records import (
     WriterRecord,
 )
 
-__all__ = ["FACT_OLDER", "FACT_REBUILD", "Journal", "PackRecord", "SealFacts", "WriterRecord"]
+__all__ = ["FACT_DOUBTFUL", "FACT_OLDER", "FACT_REBUILD", "Journal", "PackRecord", "SealFacts", "WriterRecord"]
 
 FACT_OLDER = "older"
 """Set before a file is read back that shows this journal to be older than its spool: no state is to be trusted."""
+FACT_DOUBTFUL = "doubtful "
+"""With a pack id: read back from a file that this journal had no row of, and not held against the manifest yet."""
 FACT_REBUILD = "rebuild"
 """Set with the tables of a journal that began beside existing packs: those are still to be read back into it."""
 _LIVE = (
@@ -85,12 +87,25 @@ class Journal:
 
     # --- packs and their samples -----------------------------------------------------------------------------------
 
-    def add_open_pack(self, file: PackFile, *, entries: Sequence[SampleEntry] = (), size_bytes: int = 0) -> PackRecord:
-        """A new OPEN pack. Its file must be durable under its name, empty or up to `size_bytes` with these samples."""
+    def add_open_pack(self, file: PackFile) -> PackRecord:
+        """A new OPEN pack. Its empty file must be durable under this name."""
+        with self._db.writing() as conn:
+            return load_pack(conn, steps.insert_pack(conn, file, facts=None))
+
+    def read_back(
+        self, file: PackFile, *, entries: Sequence[SampleEntry], size_bytes: int, is_doubtful: bool
+    ) -> PackRecord:
+        """An OPEN pack of a file that was found, durable up to `size_bytes`, with all of its samples at once: after a
+        crash in between, a pack without samples would be set aside as one that never held any.
+
+        `is_doubtful`: they may not count any more (`doubtful_packs`).
+        """
         with self._db.writing() as conn:
             pack_id = steps.insert_pack(conn, file, facts=None)
             self._used_bytes += steps.grow_pack(conn, pack_id, size_bytes=size_bytes)
             steps.insert_entries(conn, entries, pack_id=pack_id)
+            if is_doubtful:
+                notes.write_fact(conn, f"{FACT_DOUBTFUL}{pack_id}", value="read back")
             return load_pack(conn, pack_id)
 
     def append_samples(
@@ -147,6 +162,12 @@ class Journal:
             self._recount(conn)
             return lost_id
 
+    def doubtful_packs(self) -> list[PackRecord]:
+        """The packs that `FACT_DOUBTFUL` is set for."""
+        with self._db.reading() as conn:
+            facts = {name for (name,) in conn.execute("SELECT name FROM facts")}
+            return [record for record in load_packs(conn, ()) if f"{FACT_DOUBTFUL}{record.pack_id}" in facts]
+
     def drop_samples(self, pack_id: int, sample_ids: Sequence[SampleId]) -> None:
         """Samples of the pack that were put again, with other content, count no more."""
         with self._db.writing() as conn:
@@ -157,6 +178,7 @@ class Journal:
         with self._db.writing() as conn:
             if load_pack(conn, pack_id).sample_count:
                 raise DurastoreError(f"pack {pack_id} holds acknowledged samples")
+            steps.drop_belongings(conn, pack_id)
             conn.execute("DELETE FROM packs WHERE pack_id = ?", (pack_id,))  # a sample row left behind refuses this
 
     def drop_reclaimed(self) -> int:

@@ -18,6 +18,7 @@ from durastore.spool.journal_rows import load_pack
 from durastore.spool.records import SIDE_STATES, PackFile, PackRecord, Replacement, SealFacts, is_step_back
 
 __all__ = [
+    "drop_belongings",
     "drop_entries",
     "grow_pack",
     "insert_entries",
@@ -128,7 +129,15 @@ def insert_entries(conn: sqlite3.Connection, entries: Sequence[SampleEntry], *, 
 
 
 def drop_entries(conn: sqlite3.Connection, pack_id: int, *, sample_ids: Sequence[SampleId]) -> None:
-    """Rows leave a pack whose object keeps their bytes."""
+    """Rows leave a pack whose object keeps their bytes; with its segment a tombstone says so, lest a manifest that is
+    rebuilt from the objects lists them.
+    """
+    conn.executemany(
+        "INSERT OR IGNORE INTO tombstones (pack_id, sample_id, key, offset, reason)"
+        " SELECT pack_id, sample_id, key, offset, 'superseded' FROM samples JOIN packs USING (pack_id)"
+        " WHERE pack_id = ? AND sample_id = ? AND key IS NOT NULL",
+        [(pack_id, name.text) for name in sample_ids],
+    )
     conn.executemany(
         "DELETE FROM samples WHERE pack_id = ? AND sample_id = ?", [(pack_id, name.text) for name in sample_ids]
     )
@@ -225,9 +234,15 @@ def prove_without_file(conn: sqlite3.Connection, pack_id: int, *, evidence: Evid
 
 def reclaim_pack(conn: sqlite3.Connection, pack_id: int) -> None:
     """→ RECLAIMED: its samples leave. The pack's own row stays until the next open, for those who wait on it."""
-    for table in ("parts", "uploads", "tombstones", "samples"):  # rows before what they refer to
-        conn.execute(f"DELETE FROM {table} WHERE pack_id = ?", (pack_id,))  # noqa: S608 - one of four constants
+    drop_belongings(conn, pack_id)
+    conn.execute("DELETE FROM samples WHERE pack_id = ?", (pack_id,))
     conn.execute("UPDATE packs SET state = 'reclaimed', intent = NULL, sample_count = 0 WHERE pack_id = ?", (pack_id,))
+
+
+def drop_belongings(conn: sqlite3.Connection, pack_id: int) -> None:
+    """What refers to a pack that needs it no more; not its samples."""
+    for table in ("parts", "uploads", "tombstones"):  # rows before what they refer to
+        conn.execute(f"DELETE FROM {table} WHERE pack_id = ?", (pack_id,))  # noqa: S608 - one of three constants
 
 
 def replace_pack(conn: sqlite3.Connection, pack_id: int, *, new: Replacement, reason: str) -> int | None:

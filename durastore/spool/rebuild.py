@@ -27,10 +27,17 @@ __all__ = ["rebuild_journal"]
 
 
 def rebuild_journal(
-    packs: Folder, journal: Journal, *, names: Iterable[str], held: Container[Digest] = frozenset()
+    packs: Folder,
+    journal: Journal,
+    *,
+    names: Iterable[str],
+    held: Container[Digest] = frozenset(),
+    is_lost: bool = True,
 ) -> list[str]:
     """Journal every unknown pack file of `names`; returns those that gave samples. Samples whose header digest is in
-    `held` are left out. Safe to repeat. `SpoolUnreadable` if a file cannot be read.
+    `held` are left out. `is_lost`: the journal was lost; else what is
+    in the files is in doubt (`Journal.doubtful_packs`).
+    Safe to repeat. `SpoolUnreadable` if a file cannot be read.
     """
     known = {record.name for record in journal.packs()}
     rebuilt: list[str] = []
@@ -46,8 +53,7 @@ def rebuild_journal(
             os.close(fd)
         fresh = [entry for entry in entries if entry.header_digest not in held]
         if fresh:
-            # at once: after a crash in between, a pack without samples would be set aside as one that never held any
-            journal.add_open_pack(file, entries=fresh, size_bytes=end)
+            journal.read_back(file, entries=fresh, size_bytes=end, is_doubtful=not is_lost)
             rebuilt.append(name)
     return rebuilt
 

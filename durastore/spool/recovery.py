@@ -255,7 +255,7 @@ def _read_back_younger(place: Place, names: Sequence[str], *, report: RecoveryRe
         # no crash leaves this: each open announces its writer first. Noted before the file's row makes the writer known
         journal.set_fact(FACT_OLDER, "found")
     names = [name for name, _ in younger]
-    report.rebuilt.extend(rebuild_journal(place.packs, journal, names=names, held=_held_digests(place)))
+    report.rebuilt.extend(rebuild_journal(place.packs, journal, names=names, held=_held_digests(place), is_lost=False))
     _recover_all_open(place, report)
 
 

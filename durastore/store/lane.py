@@ -77,7 +77,9 @@ class Lane:
     def unmanifested(self) -> list[PackRecord]:
         """Packs whose samples are only local, or not yet listed in the bucket's manifest."""
         states = (PackState.OPEN, PackState.SEALED, PackState.UPLOADED, PackState.VERIFIED, PackState.UNKNOWN)
-        return [r for r in self.spool.journal.packs(*states) if r.sample_count]
+        packs = self.spool.journal.packs(*states)
+        # an OPEN one without samples is about to get some; of another one all are superseded, and it is to be freed
+        return [r for r in packs if r.sample_count or r.state is not PackState.OPEN]
 
     def unreclaimed(self) -> list[PackRecord]:
         """Packs that may still be freed in this session."""

@@ -12,36 +12,53 @@ from durastore.manifest.snapshot import fetch_snapshot
 from durastore.manifest.view import ResolvedView, fetch_view
 from durastore.model import ObjectKey, PackState, SampleEntry, SampleId, Tombstone
 from durastore.observe.events import LOGGER
-from durastore.spool.journal import PackRecord
+from durastore.spool.journal import FACT_DOUBTFUL, PackRecord
 from durastore.spool.spool import Spool
 from durastore.store.services import Services
 
-__all__ = ["drop_made_again"]
+__all__ = ["drop_made_again", "settle_doubtful"]
 
 _GONE = (PackState.LOST, PackState.QUARANTINED, PackState.RECLAIMED)
 _Row = tuple[SampleId, ObjectKey, int]
 
 
+def settle_doubtful(spool: Spool, services: Services) -> None:
+    """At an open: what was read back from files without a row counts only where no other content of the sample does.
+    Its put may not have returned, and which of two contents is the later one cannot be told any more.
+    """
+    doubtful = spool.journal.doubtful_packs()
+    for record, sample_id in drop_made_again(spool, services, records=doubtful, is_doubtful=True):
+        LOGGER.error("the content of %s in pack %s, which no journal knew, is not used", sample_id, record.name)
+    for record in doubtful:
+        if not spool.journal.pack(record.pack_id).sample_count:
+            spool.salvage(record.pack_id, reason="nothing in it counts")  # which forgets it, and sets its file aside
+        spool.journal.set_fact(f"{FACT_DOUBTFUL}{record.pack_id}", None)
+
+
 def drop_made_again(
-    spool: Spool, services: Services, *, records: Sequence[PackRecord]
+    spool: Spool, services: Services, *, records: Sequence[PackRecord], is_doubtful: bool = False
 ) -> list[tuple[PackRecord, SampleId]]:
     """Let go of such samples of `records` and return them; their bytes stay where they are. Network errors pass; safe
-    to repeat.
+    to repeat. `is_doubtful`: whatever other content there is was put again.
     """
     moved = {record.pack_id: _old_rows(spool, record) for record in records if record.state not in _GONE}
-    if not any(moved.values()):
+    if not any(moved.values()) and not (moved and is_doubtful):
         return []  # as nearly always: the manifest is not even looked at
     view = fetch_view(services.objects, fetch_snapshot(services.objects, services.prefix))
     dead = {_row(stone) for stone in view.tombstones()}
     dropped: list[tuple[PackRecord, SampleId]] = []
     for record in records:
-        rows = moved.get(record.pack_id) or set()
+        rows = moved.get(record.pack_id, set())
         taken_out = {sample_id for sample_id, _, _ in rows & dead}
         again = [
             entry.sample_id
             for entry in spool.journal.entries(record.pack_id)
-            if (entry.sample_id in taken_out and _has_other(view, record, entry=entry, own=rows))
-            or (rows and _is_newer_here(spool, record, entry=entry))
+            if (rows or is_doubtful)
+            and not _is_listed(view, record, entry=entry)
+            and (
+                ((is_doubtful or entry.sample_id in taken_out) and _has_other(view, entry, own=rows))
+                or _is_other_here(spool, record, entry=entry, is_newer=not is_doubtful)
+            )
         ]
         if again:
             LOGGER.warning("pack %s: %d samples were put again since; the later ones count", record.name, len(again))
@@ -59,22 +76,25 @@ def _row(stone: Tombstone) -> _Row:
     return stone.sample_id, stone.key, stone.offset
 
 
-def _has_other(view: ResolvedView, record: PackRecord, *, entry: SampleEntry, own: set[_Row]) -> bool:
+def _is_listed(view: ResolvedView, record: PackRecord, *, entry: SampleEntry) -> bool:
+    """Whether its row under the pack's present key is live: whoever put the sample since has a tombstone for that."""
+    return any(row.object.key == record.key for row in view.rows_of(entry.sample_id))
+
+
+def _has_other(view: ResolvedView, entry: SampleEntry, *, own: set[_Row]) -> bool:
     """Whether another content of the sample is live; a row of the same content is no reason to let a copy go."""
     others = [
         row.entry
         for row in view.rows_of(entry.sample_id)
-        if row.entry.run == entry.run
-        and row.object.key != record.key
-        and (entry.sample_id, row.object.key, row.entry.offset) not in own
+        if row.entry.run == entry.run and (entry.sample_id, row.object.key, row.entry.offset) not in own
     ]
     return bool(others) and all(other.header_digest != entry.header_digest for other in others)
 
 
-def _is_newer_here(spool: Spool, record: PackRecord, *, entry: SampleEntry) -> bool:
-    """Whether a younger pack of this journal has another content of the sample."""
+def _is_other_here(spool: Spool, record: PackRecord, *, entry: SampleEntry, is_newer: bool) -> bool:
+    """Whether another pack of this journal (`is_newer`: a younger one) has another content of the sample."""
     return any(
-        other.pack_id > record.pack_id and other.state not in _GONE and found.header_digest != entry.header_digest
+        other.pack_id != record.pack_id and other.state not in _GONE and found.header_digest != entry.header_digest
         for other, found in spool.journal.find_sample(entry.sample_id)
-        if found.run == entry.run
+        if found.run == entry.run and (other.pack_id > record.pack_id or not is_newer)
     )

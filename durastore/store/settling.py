@@ -14,7 +14,7 @@ from durastore.model import Evidence, ObjectKey, PackState, WriterId
 from durastore.observe.events import LOGGER
 from durastore.spool.journal import FACT_OLDER, PackRecord
 from durastore.spool.spool import Spool
-from durastore.store.made_again import drop_made_again
+from durastore.store.made_again import drop_made_again, settle_doubtful
 from durastore.store.segmenter import bury
 from durastore.store.services import Services
 
@@ -47,6 +47,7 @@ class Settling:
         self._find_missing(spool, report.missing_files)
         self._bury_lost(spool)
         drop_made_again(spool, self._services, records=spool.journal.packs())
+        settle_doubtful(spool, self._services)
 
     def _check_bucket(self, spool: Spool) -> None:
         """The spool was filled for this bucket; one re-created under the same name voids every proof (case B164)."""

@@ -37,7 +37,7 @@ ROWS = (
         file=STEPS,
         before="    conn.executemany(_FOLLOW_ROW, rows)\n",
         after="",
-        tests=(f"{_HISTORIES}::test_a_superseded_content_that_was_saved_into_another_file_stays_superseded",),
+        tests=(f"{_STEP_TESTS}::test_a_superseded_sample_is_superseded_at_its_new_place_as_well",),
     ),
     Mutant(
         name="a-row-that-gave-way-is-read",
@@ -151,8 +151,8 @@ ROWS = (
         name="copies-of-what-is-held-read-back",
         clause=_OLDER,
         file=RECOVERY,
-        before="names=names, held=_held_digests(place))",
-        after="names=names)",
+        before="held=_held_digests(place), is_lost=False))",
+        after="is_lost=False))",
         tests=(f"{_RECOVERY_TESTS}::test_the_copy_of_a_salvage_that_was_cut_short_is_not_a_second_pack",),
     ),
     Mutant(
@@ -217,7 +217,7 @@ ROWS = (
         name="content-put-again-here-not-seen",
         clause=_AGAIN,
         file="durastore/store/made_again.py",
-        before="            or (rows and _is_newer_here(spool, record, entry=entry))\n",
+        before="                or _is_other_here(spool, record, entry=entry, is_newer=not is_doubtful)\n",
         after="",
         tests=(f"{_HISTORIES}::test_a_lost_content_that_comes_back_does_not_hide_one_put_since",),
     ),
@@ -230,5 +230,21 @@ ROWS = (
         tests=(
             "tests/unit/test_store_settling.py::test_a_copy_of_the_bucket_with_its_marker_proves_nothing_by_itself",
         ),
+    ),
+    Mutant(
+        name="read-back-content-is-a-second-one",
+        clause=_AGAIN,
+        file=SETTLING,
+        before="        settle_doubtful(spool, self._services)\n",
+        after="",
+        tests=(f"{_HISTORIES}::test_a_put_whose_row_was_cut_off_leaves_one_content",),
+    ),
+    Mutant(
+        name="listed-content-let-go",
+        clause="losing data is worse",
+        file="durastore/store/made_again.py",
+        before="            and not _is_listed(view, record, entry=entry)\n",
+        after="",
+        tests=(f"{_HISTORIES}::test_an_older_journal_takes_no_listed_content_out_of_the_view",),
     ),
 )

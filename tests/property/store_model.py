@@ -17,7 +17,7 @@ from durastore.errors import DurastoreError
 from durastore.model import Digest, Run, Sample, SampleId
 from durastore.store.store import Store
 
-__all__ = ["RUN", "Held", "Model", "Version", "input_digest"]
+__all__ = ["BIG", "RUN", "Held", "Model", "Version", "input_digest"]
 
 RUN = {"model": "property-test"}
 BIG = 2

@@ -11,6 +11,7 @@ import pytest
 from durastore.errors import DiskFailed, DurastoreError, JournalFailed
 from durastore.model import Digest, ObjectKey, PackState, SampleId
 from durastore.spool import spool as spool_module
+from durastore.spool.journal import Journal
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool, claim_idle_siblings
 from durastore.store import settling
@@ -18,8 +19,8 @@ from durastore.store.segmenter import bury
 from durastore.store.store import Store
 from durastore.testing.faulty import Fault, FaultRule
 from tests.property.disk_image import DiskImage, pack_files
-from tests.property.store_model import RUN, Version, input_digest
-from tests.property.store_world import World, installed
+from tests.property.store_model import BIG, RUN, Version, input_digest
+from tests.property.store_world import Died, World, installed
 from tests.unit.reclaim_lab import Chosen
 
 OLD, NEW = Version("s/0", 0, 0), Version("s/0", 1, 1)
@@ -168,6 +169,64 @@ def test_a_journal_from_an_earlier_session_hides_nothing_of_a_later_one(world: W
     store.drain(300)
     world.stop(store)
     assert sorted(world.view().ids()) == ["s/0", "s/1"]
+
+
+@pytest.mark.parametrize("content", [0, 1])
+@pytest.mark.parametrize("is_flushed", [True, False])
+def test_a_put_whose_row_was_cut_off_leaves_one_content(
+    world: World, monkeypatch: pytest.MonkeyPatch, content: int, is_flushed: bool
+) -> None:
+    """Its file does not say what it supersedes, and beside an earlier content it would be a second one."""
+    big = Version("s/0", BIG, 1)
+    store = world.open(run=RUN, reclaim="never")
+    if is_flushed:
+        put(store, Version("s/0", content, 0))
+        store.flush(300)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "add_sealed_pack", cut_off)
+        with pytest.raises(Died):
+            put(store, big)
+    world.stop(store)
+    for _ in range(2):
+        store = world.open()
+        assert ("s/0" in store, store.contains("s/0", input_digest=input_digest(1))) == (True, not is_flushed)
+        store.drain(300)
+        assert pack_files(world.local, with_quarantine=False) == []
+        assert len(store.rows_of("s/0")) == 1
+        world.stop(store)
+    assert world.holds(big.data())
+    store = world.open()
+    put(store, big)
+    store.drain(300)
+    assert big.is_in(store.get("s/0"))
+    world.stop(store)
+    assert len(world.view().rows_of(SampleId("s/0"))) == 1
+
+
+def cut_off(*_: object, **__: object) -> None:
+    raise Died
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_older_journal_takes_no_listed_content_out_of_the_view(world: World, first: int) -> None:
+    """The earlier content is still in a pack of the older journal, the later one in a file that it does not know."""
+    old, new = Version("s/0", first, 0), Version("s/0", 1 - first, 1)
+    store = world.open(run=RUN, reclaim="never")
+    put(store, old)
+    world.stop(store)
+    before = DiskImage(world.local)
+    store = world.open(reclaim="never")
+    put(store, new)
+    put(store, Version("s/1", 0, None))  # in the same pack
+    store.flush(300)
+    world.stop(store)
+    before.restore_journals()
+    for _ in range(2):
+        store = world.open()
+        store.drain(300)
+        world.stop(store)
+        (row,) = world.view().rows_of(SampleId("s/0"))
+        assert row.entry.input_digest == Digest(str(input_digest(new.input)))
 
 
 def damage_trailer(path: Path) -> None:

@@ -365,6 +365,17 @@ def test_a_superseded_sample_is_superseded_at_its_new_place_as_well(journal: Jou
     assert [e.sample_id.text for e in journal.entries(older.pack_id)] == ["b"]
 
 
+def test_a_sample_that_was_put_again_leaves_a_tombstone_for_a_rebuilt_manifest(journal: Journal) -> None:
+    record = sealed(journal, 1, "a", "b")
+    assert record.key is not None
+    journal.drop_samples(record.pack_id, [SampleId("a")])
+    assert [e.sample_id.text for e in journal.entries(record.pack_id)] == ["b"]
+    assert journal.tombstones([record.pack_id]) == [Tombstone(sample_id=SampleId("a"), key=record.key, offset=512)]
+    journal.drop_samples(record.pack_id, [SampleId("b")])
+    journal.drop_empty(record.pack_id)
+    assert journal.packs() == []
+
+
 def test_numbers_are_never_used_twice_and_leave_no_gap(journal: Journal) -> None:
     assert [journal.next_pack_seq(WRITER) for _ in range(3)] == [1, 2, 3]
     sealed(journal, 7)

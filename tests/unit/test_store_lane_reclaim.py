@@ -78,6 +78,14 @@ def test_a_refusal_is_told_and_tried_again_later(lab: ReclaimLab) -> None:
     assert lab.is_here(record)
 
 
+def test_a_pack_whose_samples_are_all_superseded_is_still_waited_for(lab: ReclaimLab) -> None:
+    record = lab.uploaded("a")
+    (entry,) = lab.spool.journal.entries(record.pack_id)
+    lab.spool.journal.drop_samples(record.pack_id, [entry.sample_id])
+    (waited,) = lane_of(lab).unmanifested()
+    assert (waited.pack_id, waited.sample_count) == (record.pack_id, 0)
+
+
 def test_expired_evidence_is_taken_anew(lab: ReclaimLab) -> None:
     (record,) = lab.manifested("a")
     lab.clock.advance(1_001)

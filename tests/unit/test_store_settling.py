@@ -127,6 +127,8 @@ def test_a_journal_older_than_the_bucket_is_trusted_in_nothing(lab: ReclaimLab, 
 def test_a_journal_older_than_its_files_is_trusted_in_nothing(lab: ReclaimLab) -> None:
     lab.spool.recover()
     (record,) = lab.manifested("a")
+    assert record.manifested_in is not None
+    lab.objects.lose(record.manifested_in)  # the lab's own segments are no real ones
     strange = PackFile(writer=OTHER, seq=1, kind=PackKind.SAFETENSORS)
     (lab.spool.packs_folder.path / strange.name).write_bytes(content(sample("b", size=50_000)))
     settle(lab)
