@@ -82,7 +82,7 @@ class StoreOptions:
     """Whether an S3 endpoint is probed with lies, so that it may attest copies; `never`: every copy is read back."""
     reclaim: str = "lazy"
     settle_s: float = 600.0
-    """Least age of an upload before its local file may go."""
+    """Least age of an upload, and of the manifest segment that names it, before its local file may go."""
     high_watermark_bytes: int = 64 * _GIB
     """`put` blocks while the spool holds more."""
     low_watermark_bytes: int = 48 * _GIB

@@ -63,11 +63,7 @@ def _decode(header: SampleHeader, wanted: TensorRows, *, views: list[memoryview]
     spec = wanted.spec
     one_row = row_bytes(spec.dtype, spec.shape)
     shape = (wanted.stop - wanted.start, *spec.shape[1:]) if spec.shape else ()
-    size = (wanted.stop - wanted.start) * one_row
-    try:
-        target = np.empty(size, np.uint8)  # the chunks are in memory: what is not compressed is no empty claim
-    except MemoryError as exc:
-        raise IntegrityError(f"sample {header.sample_id.text!r}: {size} bytes of {spec.name!r} find no memory") from exc
+    target = _room((wanted.stop - wanted.start) * one_row, spec)
     for read, view in zip(wanted.chunks, views, strict=True):
         if xxhash.xxh3_128_hexdigest(view) != read.digest:
             raise _fault(header, read, what="does not match its digest")
@@ -79,7 +75,7 @@ def _decode(header: SampleHeader, wanted: TensorRows, *, views: list[memoryview]
             place[:] = np.frombuffer(view, np.uint8)[(low - first_row) * one_row : (high - first_row) * one_row]
             continue
         is_whole = (low, high) == (first_row, end_row)
-        chunk = place if is_whole else np.empty((end_row - first_row) * one_row, np.uint8)
+        chunk = place if is_whole else _room((end_row - first_row) * one_row, spec)
         _unpack(header, read, spec=spec, stored=view, out=chunk)
         if not is_whole:
             place[:] = chunk[(low - first_row) * one_row : (high - first_row) * one_row]
@@ -88,6 +84,16 @@ def _decode(header: SampleHeader, wanted: TensorRows, *, views: list[memoryview]
         if use_torch
         else target.view(numpy_dtype(spec.dtype)).reshape(shape)
     )
+
+
+def _room(size: int, spec: TensorSpec) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Memory for `size` bytes. The stored chunks are in memory already; compressed ones may claim 32,768 times that."""
+    import numpy as np
+
+    try:
+        return np.empty(size, np.uint8)
+    except MemoryError as exc:
+        raise InvalidInput(f"no memory for {size} bytes of tensor {spec.name!r}", hint="read fewer rows") from exc
 
 
 def _unpack(

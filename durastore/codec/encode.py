@@ -26,7 +26,7 @@ from durastore.codec.header import (
     row_count,
     tensor_name_fault,
 )
-from durastore.codec.planes import CODEC, Piece, choose_planes, encode_chunk
+from durastore.codec.planes import CODEC, LEAST_SAVING, Piece, choose_planes, encode_chunk
 from durastore.codec.render import render_header
 from durastore.errors import IntegrityError, InvalidInput
 from durastore.model import Digest, Run, SampleEntry, SampleId, TensorSpec, parse_json, render_json
@@ -36,7 +36,6 @@ __all__ = ["CHUNK_BYTES", "COMPRESS_CHOICES", "EncodedSample", "SampleContext", 
 CHUNK_BYTES = 1 << 20
 COMPRESS_CHOICES = ("auto", "none", CODEC)
 LEAST_PACKED_BYTES: Mapping[str, int] = MappingProxyType({"auto": 16 << 10, CODEC: 1})
-LEAST_SAVING = 0.03
 MAX_META_DEPTH = 32
 
 
@@ -53,6 +52,10 @@ class SampleContext:
     compress: str = "none"
     """`none`, `auto` (tensors of 16 KiB and more, where it saves), or `planes-zstd` (any size, where it saves)."""
 
+    def __post_init__(self) -> None:
+        if self.compress not in COMPRESS_CHOICES:
+            raise InvalidInput(f"compress is {self.compress!r}", hint=f"use {', '.join(COMPRESS_CHOICES)}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedSample:
@@ -61,7 +64,7 @@ class EncodedSample:
     sample_id: SampleId
     header: bytes
     payload: tuple[memoryview, ...]
-    """Read-only views of one private copy, in order."""
+    """Read-only views of private bytes, in order."""
     length: int
     header_digest: Digest
     content_digest: Digest
@@ -207,7 +210,8 @@ def _store_one(source: Source, data: memoryview, *, compress: str) -> tuple[Tens
     size = sum(len(piece) for pieces in chunks for piece in pieces)
     if size > (1 - LEAST_SAVING) * len(data):
         return _describe(source, data), [data]
-    return _describe(source, data, chunks=chunks), [memoryview(piece) for pieces in chunks for piece in pieces]
+    pieces = [memoryview(piece).toreadonly() for chunk in chunks for piece in chunk]
+    return _describe(source, data, chunks=chunks), pieces
 
 
 def _rows_per_chunk(source: Source) -> int:

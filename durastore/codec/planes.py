@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CODEC",
+    "LEAST_SAVING",
     "Piece",
     "PlanesFault",
     "choose_planes",
@@ -34,7 +35,7 @@ _FLOATS = frozenset(("F64", "F32", "F16", "BF16", "C64"))
 _ENTRY_BYTES = 8
 _BLOCK = 1 << 16  # elements at a time: what they are cut into stays in the cache
 _PROBE_BYTES = 1 << 16
-_LEAST_SAVING = 0.03
+LEAST_SAVING = 0.03
 _LEVEL = 1
 _MOST_RATIO = 1 << 15  # of zstd: a block of 128 KiB takes at least 4 bytes
 _local = threading.local()
@@ -63,8 +64,7 @@ def choose_planes(data: memoryview, dtype: str) -> tuple[bool, ...]:
     planes = _split(data[start : start + count], dtype)
     compressor = _compressor()
     return tuple(
-        bool(plane.size) and len(compressor.compress(plane.data)) <= (1 - _LEAST_SAVING) * plane.size
-        for plane in planes
+        bool(plane.size) and len(compressor.compress(plane.data)) <= (1 - LEAST_SAVING) * plane.size for plane in planes
     )
 
 

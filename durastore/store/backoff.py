@@ -49,6 +49,7 @@ class Backoff:
         an endpoint that acknowledges and forgets would be sent the same pack for ever (case B05).
         """
         self._due.pop(pack_id, None)
+        self.last_trouble = None
         if pack_id in self._rewriting:
             self._rewriting.discard(pack_id)
         else:

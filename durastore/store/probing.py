@@ -14,12 +14,14 @@ from functools import partial
 from durastore.clock import Clock
 from durastore.errors import DurastoreError
 from durastore.formats.stop import Place
+from durastore.fsio.folder import Folder
 from durastore.objectstore.location import BucketUrl, S3Options
 from durastore.objectstore.probe.opening import opened_probe_port
 from durastore.objectstore.probe.result import ProbeResult, WritePath
 from durastore.objectstore.probe.run import run_probe
 from durastore.objectstore.probe.saved import (
     is_fresh,
+    load_probe,
     load_probes,
     newest_of,
     save_probe,
@@ -93,10 +95,7 @@ class Probing:
             LOGGER.warning("the endpoint could not be probed, every copy is read back in full: %s", error)
             self._use_none()
             return
-        try:
-            save_probe(self._folder, future.result())
-        except DurastoreError as exc:
-            LOGGER.warning("the probe's result could not be saved: %s", exc)
+        _keep(future.result(), self._folder)
         self._use(future.result())
 
     def _use(self, result: ProbeResult) -> None:
@@ -126,7 +125,7 @@ class Probing:
 def choose_headers(url: BucketUrl, s3: S3Options, *, root: SpoolRoot) -> None:
     """Send the checksum headers that the newest saved probe of this endpoint saw work, whatever its age."""
     _, target = _about(url, s3, prefix=url.prefix)
-    saved = newest_of(load_probes(root.folder, target=target))
+    saved = load_probe(root.folder, target=target)
     if saved is not None:
         _send_as(saved, s3)
 
@@ -136,8 +135,15 @@ def probe_headers(url: BucketUrl, s3: S3Options, *, root: SpoolRoot, clock: Cloc
     an endpoint that refuses what is sent could not even take the bucket's marker (case B160).
     """
     result = _probe(url, s3, prefix=url.prefix, clock=clock)
-    save_probe(root.folder, result)
+    _keep(result, root.folder)
     return _send_as(result, s3)
+
+
+def _keep(result: ProbeResult, folder: Folder) -> None:
+    try:
+        save_probe(folder, result)
+    except DurastoreError as exc:
+        LOGGER.warning("the probe's result could not be saved: %s", exc)
 
 
 def _send_as(result: ProbeResult, s3: S3Options) -> bool:

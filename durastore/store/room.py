@@ -42,11 +42,11 @@ class Room:
             if not self._watermarks.must_block(used + needed_bytes, free - needed_bytes):
                 return
             text = self._cause(used, free, blockers=blockers())
+            if used == 0 or needed_bytes > self._watermarks.high_bytes:
+                raise SpoolFull(f"there is never room for {needed_bytes / 1e9:.3f} GB: {text}", hint=_HINT)
             if not is_told:
                 LOGGER.warning("put waits: %s", text)
                 is_told = True
-            if used == 0 or needed_bytes > self._watermarks.high_bytes:
-                raise SpoolFull(f"there is never room for {needed_bytes / 1e9:.3f} GB: {text}", hint=_HINT)
             stalled_s = min(self._board.idle_s(), self._clock.monotonic() - since)
             if stalled_s >= self._stall_s:
                 raise SpoolFull(f"no pack progressed for {stalled_s:.0f} s: {text}", hint=_HINT)

@@ -75,7 +75,10 @@ class Segmenter:
         for record in records:
             dead = journal.dead_rows(record.pack_id)
             if dead:
-                raise NotVerified(f"pack {record.name}: the row of {dead[0]} was taken out for good")
+                raise NotVerified(
+                    f"pack {record.name}: the row of {dead[0]} was taken out for good",
+                    hint="its file stays in the spool; report this, and put the sample again",
+                )
         rows = [row for record in records for row in _rows(record, journal.entries(record.pack_id))]
         pack_ids = tuple(record.pack_id for record in records)
         runs = _runs(rows, self._spool, current=self._services.run)

@@ -32,7 +32,7 @@ class StopSwitch:
         self._spools = spools
         self._folder = spools[0].root.folder
         self._place: Place | None = None
-        self._last: tuple[str, float] | None = None
+        self._last: tuple[StopRecord, float] | None = None
 
     def restore(self, probes: Sequence[ProbeResult], *, place: Place | None) -> None:
         """Start stopped if anybody at this root found a wrong copy and no person has lifted that since, with one of
@@ -78,7 +78,7 @@ class StopSwitch:
         record = StopRecord(
             id=secrets.token_hex(8), thrown=clock.stamp().render(), reason=reason[:MAX_REASON], place=self._place
         )
-        self._last = (record.id, clock.monotonic())
+        self._last = (record, clock.monotonic())
         self._publish(record)
         for spool in self._spools:
             spool.journal.set_fact(_FACT, record.render().decode())  # in place of an older one: this asks for more
@@ -89,7 +89,7 @@ class StopSwitch:
         """
         if self._last is not None and self._services.clock.monotonic() - self._last[1] < _AGAIN_S:
             try:
-                if self._last[0] in {stop.id for stop in stops_in_force(self._folder)}:
+                if self._last[0] in stops_in_force(self._folder, also=[self._last[0]]):
                     return
             except SpoolUnreadable:
                 pass  # not knowing: one file too many does no harm

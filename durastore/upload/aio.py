@@ -88,8 +88,9 @@ class AioTransport:
         answer = await self._ask("complete_multipart_upload", key, what="complete", arguments=arguments)
         if answer.get("Key") not in (key.text, None):
             raise AmbiguousWrite(f"complete {key}: answered 200 about another object", status=200)
-        self._sent.end(upload_id)
-        return _reply(answer, f"complete {key}")
+        reply = _reply(answer, f"complete {key}")
+        self._sent.end(upload_id)  # an answer without an etag raised: it is completed again, with the same headers
+        return reply
 
     async def abort(self, key: ObjectKey, upload_id: str) -> None:
         try:

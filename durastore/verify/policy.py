@@ -22,7 +22,7 @@ class ProofPolicy:
 
     evidence_ttl_s: float
     settle_s: float
-    """Least time between the upload's answer and the look that may free the file."""
+    """Least time between the later of upload and manifest segment and the look that may free the file."""
     receipt_ttl_s: float
     multipart_above: int
     """Packs larger than this went in parts,"""

@@ -192,10 +192,10 @@ class Verifier:
         if self.distrust is not None:
             raise NotVerified(
                 f"reclaiming is stopped: {self.distrust}",
-                hint="look at the endpoint, then run `durastore probe --local ROOT`",
+                hint="look at the endpoint, run `durastore probe --bucket URL --local ROOT`, and open the store again",
             )
         if self._is_probe_awaited:
-            raise NotVerified("the probe of the endpoint has not ended yet")
+            raise NotVerified("the probe of the endpoint has not ended yet", hint="it goes on by itself")
 
     def _check_bucket(self, reader: ObjectReader) -> None:
         marker = fetch_marker(reader, self._bucket.prefix)
@@ -254,9 +254,9 @@ class Verifier:
         )
 
     def _look_at_data(self, reader: ObjectReader, record: PackRecord, *, fd: int) -> None:
-        """One random block, read now: an index entry whose data went after the proof still answers HEAD (case B61).
-        The etag was compared already, and is not asked for: the bytes decide. Where they differ, all of them do: an
-        endpoint may know no ranges.
+        """A random block of each part, read now: an index entry whose data went after the proof still answers HEAD
+        (case B61). The etag was compared already, and is not asked for: the bytes decide. Where they differ, all of
+        them do: an endpoint may know no ranges.
         """
         try:
             try:
