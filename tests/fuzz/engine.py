@@ -98,7 +98,7 @@ def load_target(name: str, *, is_guided: bool) -> FuzzTarget:
             from tests.fuzz.row_targets import ROW_TARGETS
 
             group = ROW_TARGETS
-        elif name.startswith(("sample_", "pack_")):
+        elif name.startswith(("sample_", "pack_", "planes_")):
             from tests.fuzz.codec_targets import CODEC_TARGETS
 
             group = CODEC_TARGETS
