@@ -44,6 +44,7 @@ _ALL = (
     f"{_UNIT}store_lane_reclaim.py",
     f"{_UNIT}store_probing.py",
     f"{_UNIT}store_settling.py",
+    f"{_UNIT}store_stopping.py",
     "tests/architecture/test_receipts.py",
     "tests/faults/test_reclaim_losses.py",
 )

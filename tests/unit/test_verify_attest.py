@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from durastore.clock import ManualClock
 from durastore.errors import IntegrityError, NotVerified, ObjectAbsent, RequestRefused
-from durastore.model import EvidenceLevel
+from durastore.model import EvidenceLevel, ObjectKey
 from durastore.objectstore.crc import crc64nvme_b64
 from durastore.objectstore.memory import MemoryStore
 from durastore.objectstore.port import ObjectReader, ObjectStat
@@ -318,3 +318,26 @@ def test_looks_are_counted_and_leave_no_descriptor_open(store: FaultyStore, pack
         "verify.mismatch",
     )
     assert [heard.count(name) for name in names] == [1, len(DATA), 1, len(DATA), 2]
+
+
+def test_every_connection_of_its_own_is_closed(store: FaultyStore, pack: PackRecord) -> None:
+    opened: list[str] = []
+    closed: list[str] = []
+
+    class Reader(Told):
+        def close(self) -> None:
+            closed.append("x")
+
+    class Opener(Told):
+        def fresh_reader(self) -> Any:
+            opened.append("x")
+            return Reader(store)
+
+    looking = verifier(cast(Any, Opener(store)))
+    looking.verify_remote_copy(pack)
+    assert not looking.holds_segment(ObjectKey("p/manifest/0123456789abcdef/000000000001-0123456789abcdef.parquet"))
+    with pytest.raises(NotVerified, match="marker"):
+        looking.check_bucket()
+    with pytest.raises(NotVerified, match="marker"):
+        looking.open_batch([pack])
+    assert len(opened) == len(closed) == 4
