@@ -310,7 +310,8 @@ class Lane:
         for record in doubtful:
             reason = "attested by an endpoint that was caught lying"
             self.spool.journal.move_back(record.pack_id, PackState.UPLOADED, reason=reason)
-        return [record for record in verified if record not in doubtful]
+        doubted = {record.pack_id for record in doubtful}
+        return [record for record in verified if record.pack_id not in doubted]
 
     def _after_segment(self, _: PackRecord | None, future: Future[None]) -> bool:
         self._is_segmenting = False
