@@ -22,14 +22,17 @@ class Backoff:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._attempts: dict[int, int] = {}
+        self._waits: dict[int, int] = {}
         self._due: dict[int, float] = {}
         self._rewriting: set[int] = set()
         self._told_at = -_TELL_EVERY_S
         self.last_trouble: str | None = None
 
-    def postpone(self, pack_id: int, *, is_rewriting: bool = False) -> None:
-        attempts = self._attempts[pack_id] = self._attempts.get(pack_id, 0) + 1
-        delay_s = min(_CAP_S, _FIRST_S * 2 ** min(attempts, 10))
+    def postpone(self, pack_id: int, *, is_rewriting: bool = False, is_counted: bool = True) -> None:
+        """Look again later. Not counted: a failure that says nothing about the next attempt (case B160)."""
+        waits = self._waits[pack_id] = self._waits.get(pack_id, 0) + 1
+        self._attempts[pack_id] = self._attempts.get(pack_id, 0) + is_counted
+        delay_s = min(_CAP_S, _FIRST_S * 2 ** min(waits, 10))
         self._due[pack_id] = self._clock.monotonic() + random.uniform(delay_s / 2, delay_s)
         if is_rewriting:
             self._rewriting.add(pack_id)
@@ -54,6 +57,7 @@ class Backoff:
             self._rewriting.discard(pack_id)
         else:
             self._attempts.pop(pack_id, None)
+            self._waits.pop(pack_id, None)
 
     def tell(self, text: str) -> None:
         """One log line every 30 s at most, however many packs meet the same outage."""

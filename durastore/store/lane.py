@@ -51,6 +51,8 @@ class Lane:
         self._reclaimer = Reclaimer(spool, services.verifier, observer=services.observer)
         self._backoff = Backoff(services.clock)
         self._busy: set[int] = set()
+        self._begun_early: set[int] = set()
+        """Packs whose last try began before the endpoint's probe had ended."""
         self._failed: dict[int, DurastoreError] = {}
         self._finished: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._lost_groups = 0
@@ -153,6 +155,10 @@ class Lane:
 
         if record is not None:
             self._busy.add(record.pack_id)
+            if self._services.board.is_probing:
+                self._begun_early.add(record.pack_id)
+            else:
+                self._begun_early.discard(record.pack_id)
         future.add_done_callback(done)
 
     def _seal_when_due(self) -> None:
@@ -262,8 +268,10 @@ class Lane:
         elif trouble.is_final:
             self._failed[record.pack_id] = trouble.failure(record, error)
         else:
-            self._backoff.postpone(record.pack_id, is_rewriting=trouble.needs_rewrite)
-            if self._backoff.attempts(record.pack_id) >= trouble.max_attempts and not services.board.is_probing:
+            # what was sent before the probe had ended may have been refused for headers that are not sent any more
+            is_early = services.board.is_probing or record.pack_id in self._begun_early
+            self._backoff.postpone(record.pack_id, is_rewriting=trouble.needs_rewrite, is_counted=not is_early)
+            if not is_early and self._backoff.attempts(record.pack_id) >= trouble.max_attempts:
                 self._failed[record.pack_id] = trouble.failure(record, error)
         if trouble.stops_puts and isinstance(error, DurastoreError):
             services.board.fail(error)
