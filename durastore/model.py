@@ -7,6 +7,7 @@ a remote copy is known. No I/O. Must never hold a handle, a path or a secret.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import unicodedata
 from collections.abc import Mapping
@@ -71,9 +72,15 @@ class SampleId:
         return Digest.of(self.text.encode())
 
 
+# What nearly every id is: printable ASCII, no segment that begins with a dot. The rest is looked at closely.
+_PLAIN_ID = re.compile(r"(?!\.)[ -.0-~]+(?:/(?!\.)[ -.0-~]+)*")
+
+
 def _id_fault(text: object) -> str | None:
     if not isinstance(text, str):
         return "is not a string"
+    if len(text) <= MAX_ID_BYTES and _PLAIN_ID.fullmatch(text):
+        return None
     try:
         size_bytes = len(text.encode("utf-8"))
     except UnicodeEncodeError:

@@ -41,6 +41,7 @@ __all__ = ["PackLimits", "PackWriter", "WriterListener"]
 Placed = tuple[int, SampleEntry]
 Buffer = bytes | bytearray | memoryview
 _SAVE_EVERY_S = 5.0
+_SMALL_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +207,8 @@ class PackWriter:
             between = member_padding(sample.length)
         chunks.append(between)
         size += len(between)
+        if size - pack.hasher.size_bytes < len(samples) * _SMALL_BYTES:
+            chunks = [b"".join(chunks)]  # a copy costs less than a call for each of many small pieces
         for chunk in chunks:
             pack.hasher.update(chunk)
         if pack.hasher.size_bytes != size:

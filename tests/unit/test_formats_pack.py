@@ -11,12 +11,15 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from durastore.errors import IntegrityError, InvalidInput
 from durastore.formats.pack import (
     RUN_MEMBER,
     TRAILER,
     PackMember,
+    _header,
     iter_pack,
     member_header,
     member_name,
@@ -113,6 +116,18 @@ def test_huge_member_uses_a_pax_size() -> None:
     assert [(m.name, m.length) for m in sizes] == [("big.safetensors", 9 << 30)]
     with pytest.raises(InvalidInput):
         member_header(SampleId("big"), 1 << 63)
+
+
+@given(
+    st.text(
+        st.characters(min_codepoint=0x20, max_codepoint=0x17F, exclude_characters="\x7f"), min_size=1, max_size=130
+    ),
+    st.one_of(st.integers(0, 1 << 40), st.sampled_from([0, 1, 511, 512, 8**11 - 1, 8**11])),
+)
+def test_every_header_is_the_one_that_tarfile_writes(name: str, length: int) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.mtime = length, 0o600, 0
+    assert _header(name, length) == info.tobuf(tarfile.PAX_FORMAT, encoding="utf-8", errors="strict")
 
 
 def test_walker_reads_headers_only() -> None:
