@@ -1,7 +1,7 @@
 """A pack as a plain tar: writing member headers, and walking a tar that nothing vouches for.
 
-Duty: `docs/format/pack.md` as code. Member headers are those of `tarfile`, the common ones made from a template; the walker is our own, bounded and strict:
-every fault is `IntegrityError`. Must never interpret a member's bytes.
+Duty: `docs/format/pack.md` as code. Member headers are those of `tarfile`, the common ones made from a template; the
+walker is our own, bounded and strict: every fault is `IntegrityError`. Must never interpret a member's bytes.
 """
 
 from __future__ import annotations

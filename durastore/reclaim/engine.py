@@ -134,11 +134,17 @@ class Reclaimer:
         try:
             batch.read_back(record)
         except (ObjectAbsent, IntegrityError):
-            report.lost.extend(self._spool.salvage(record.pack_id, reason=exc.message).lost)
+            self._salvage_if_gone(record, exc=exc, report=report)
         except NotVerified:
             pass  # not knowing: the next batch asks again
         else:
             self._spool.quarantine(record.pack_id, reason=exc.message)
+
+    def _salvage_if_gone(self, record: PackRecord, *, exc: DurastoreError, report: ReclaimReport) -> None:
+        try:
+            self._verifier.look_twice(record)
+        except (ObjectAbsent, IntegrityError):
+            report.lost.extend(self._spool.salvage(record.pack_id, reason=exc.message).lost)
 
     def _keep(self, batch: ProofBatch, record: PackRecord, *, exc: DurastoreError, report: ReclaimReport) -> None:
         report.kept[record.name] = exc.message

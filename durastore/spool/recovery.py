@@ -188,12 +188,12 @@ def _recover_sealed(place: Place, record: PackRecord, *, report: RecoveryReport)
     if _is_intact(place, record):
         journal.record_identity(record.pack_id, place.packs.identity(record.name))
         report.rehashed.append(record.name)
-    elif record.state is PackState.SEALED:
+    elif record.state is PackState.SEALED and record.write_id is None:
         _salvage(place, record, reason="damaged after it was sealed", report=report)
     else:
         # the bucket may hold it whole; the file stays within reach of `salvage_pack`, should the bucket not
         report.set_aside.append(set_aside(place.packs, record.name, quarantine=place.quarantine))
-        report.missing_files.append(journal.pack(record.pack_id))
+        _report_missing(place, record, report=report)
 
 
 def _report_missing(place: Place, record: PackRecord, *, report: RecoveryReport) -> None:

@@ -27,7 +27,7 @@ from durastore.fsio.identity import FileIdentity
 from durastore.fsio.lock import FlockedFile
 from durastore.fsio.publish import publish
 from durastore.fsio.space import free_bytes, preallocate
-from durastore.model import PackState, Run, WriterId
+from durastore.model import Evidence, PackState, Run, WriterId
 from durastore.spool.journal import Journal, PackRecord
 from durastore.spool.journal_file import set_aside
 from durastore.spool.pack_bytes import is_sealed_content
@@ -125,6 +125,17 @@ class Spool:
     def record_lost(self, pack_id: int, *, reason: str) -> SalvageReport:
         """The bucket has no copy either: what a file set aside still holds is salvaged, the rest is LOST."""
         return self.salvage(pack_id, reason=reason)
+
+    def settle_without_file(self, pack_id: int, evidence: Evidence) -> None:
+        """A pack whose file is gone or damaged, and whose object gave every byte back: VERIFIED; what is left of the
+        file is set aside first, so that a crash in between leaves a question to the bucket and not a loss.
+        """
+        record = self.journal.pack(pack_id)
+        if record.state is PackState.SEALED:
+            self.journal.move_back(pack_id, PackState.UNKNOWN, reason="its file is not what was sealed")
+        if self.packs_folder.has(record.name):
+            set_aside(self.packs_folder, record.name, quarantine=self.quarantine_folder)
+        self.journal.record_verified_without_file(pack_id, evidence)
 
     def bring_back(self, pack_id: int, chunks: Iterable[bytes]) -> SalvageReport:
         """A LOST pack from the bytes of its object: under a new name and key, like one whose file is back.

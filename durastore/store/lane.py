@@ -14,11 +14,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from durastore.errors import DiskFailed, DurastoreError, PackFailed, StoreClosed
+from durastore.errors import DiskFailed, DurastoreError, IntegrityError, ObjectAbsent, PackFailed, StoreClosed
 from durastore.model import Evidence, EvidenceLevel, PackState, SampleEntry
 from durastore.observe.events import LOGGER
 from durastore.reclaim.engine import Reclaimer, ReclaimReport
-from durastore.reclaim.plan import ReclaimPolicy, plan_reclaim
+from durastore.reclaim.plan import plan_reclaim
 from durastore.spool.journal import PackRecord
 from durastore.spool.pack_writer import PackWriter
 from durastore.spool.records import LostSample
@@ -143,6 +143,7 @@ class Lane:
             handler: dict[str, Callable[[PackRecord | None, Future[Any]], bool]] = {
                 "upload": self._after_upload,
                 "verify": self._after_verification,
+                "rescue": self._after_rescue,
                 "segment": self._after_segment,
                 "reclaim": self._after_reclaim,
             }
@@ -280,15 +281,32 @@ class Lane:
         services.board.wake()
 
     def _check_local(self, record: PackRecord, error: BaseException) -> None:
-        """The upload found other bytes than were sealed. What still matches is salvaged into a new file under the same
-        pack id, which then goes on; what does not is named.
+        """The upload found other bytes than were sealed, or none. An earlier try may have got through with its answer
+        lost: the bucket is asked before anything is said to be lost.
         """
         if self.spool.is_intact(record):
             self._backoff.postpone(record.pack_id)
             return
+        LOGGER.warning("pack %s: %s; the bucket is asked for it", record.name, error)
+        self._watch("rescue", record, future=self._services.pool.submit(self._services.verifier.look_twice, record))
+
+    def _after_rescue(self, record: PackRecord | None, future: Future[Evidence]) -> bool:
+        """The bucket has every byte, or what still matches is salvaged into a new file under the same pack id, which
+        then goes on, and what does not is named. No answer: asked again later.
+        """
+        assert record is not None
+        error = future.exception()
+        if error is None:
+            self.spool.settle_without_file(record.pack_id, future.result())
+            self._backoff.clear(record.pack_id)
+            return True
+        if not isinstance(error, ObjectAbsent | IntegrityError):
+            self._settle_trouble(record, judge_verification(error), error=error)
+            return False
         report = self.spool.salvage(record.pack_id, reason=str(error))
         if report.lost:
             self.on_lost(report.lost)
+        return True
 
     def _waiting_text(self) -> str:
         waiting = self.unmanifested()
@@ -341,16 +359,7 @@ class Lane:
         if self._is_reclaiming or now < self._reclaim_at or not services.verifier.may_reclaim:
             return
         self._reclaim_at = now + _RECLAIM_EVERY_S
-        options = services.options
-        mode = "eager" if services.board.is_draining and options.reclaim != "never" else options.reclaim
-        policy = ReclaimPolicy(
-            mode=mode,
-            low_bytes=options.low_watermark_bytes,
-            settle_s=options.settle_s,
-            evidence_ttl_s=options.evidence_ttl_s,
-            batch_packs=options.reclaim_batch_packs,
-            batch_bytes=options.reclaim_batch_bytes,
-        )
+        policy = services.reclaim_policy()
         records = [r for r in self.spool.journal.packs(PackState.MANIFESTED) if r.pack_id not in self._failed]
         plan = plan_reclaim(records, policy=policy, used_bytes=self.spool.used_bytes(), now=services.clock.stamp())
         for record in plan.stale:

@@ -10,6 +10,7 @@ from durastore.config import StoreOptions
 from durastore.model import Run
 from durastore.objectstore.port import ObjectStore
 from durastore.observe.events import Observer
+from durastore.reclaim.plan import ReclaimPolicy
 from durastore.store.board import Board
 from durastore.upload.engine import Uploader
 from durastore.verify.verifier import Verifier
@@ -32,3 +33,15 @@ class Services:
     board: Board
     clock: Clock
     observer: Observer
+
+    def reclaim_policy(self) -> ReclaimPolicy:
+        """What may go now: while somebody drains, everything that was proven."""
+        options = self.options
+        return ReclaimPolicy(
+            mode="eager" if self.board.is_draining and options.reclaim != "never" else options.reclaim,
+            low_bytes=options.low_watermark_bytes,
+            settle_s=options.settle_s,
+            evidence_ttl_s=options.evidence_ttl_s,
+            batch_packs=options.reclaim_batch_packs,
+            batch_bytes=options.reclaim_batch_bytes,
+        )

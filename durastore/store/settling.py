@@ -130,7 +130,7 @@ class Settling:
         """Packs whose file is gone: settled if the bucket gives every byte back, LOST if it proves not to have them."""
         for record in missing:
             try:
-                evidence = self._look_twice(record)
+                evidence = self._services.verifier.look_twice(record)
             except (ObjectAbsent, IntegrityError) as exc:
                 self._record_lost(spool, record, error=exc)
                 continue
@@ -142,14 +142,6 @@ class Settling:
             spool.journal.record_found_remote(record.pack_id, evidence)
         else:
             spool.journal.record_verified_without_file(record.pack_id, evidence)
-
-    def _look_twice(self, record: PackRecord) -> Evidence:
-        """LOST is said only after two looks on connections of their own: one answer can be stale or damaged."""
-        try:
-            return self._services.verifier.verify_remote_copy(record)
-        except (ObjectAbsent, IntegrityError):
-            self._services.clock.sleep(_SECOND_LOOK_S)
-            return self._services.verifier.verify_remote_copy(record)
 
     def _record_lost(self, spool: Spool, record: PackRecord, *, error: DurastoreError) -> None:
         """The record first: a crash in between leaves a LOST pack, whose rows leave the view at the next open."""
@@ -174,7 +166,7 @@ class Settling:
             if not _is_unburied(spool, record):
                 continue
             try:
-                evidence = self._look_twice(record)
+                evidence = self._services.verifier.look_twice(record)
             except (ObjectAbsent, IntegrityError):
                 self._bury(spool, record)
                 continue

@@ -35,6 +35,8 @@ from durastore.verify.remote import check_segment, read_back
 
 __all__ = ["BucketIdentity", "ProofBatch", "Verifier"]
 
+_SECOND_LOOK_S = 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketIdentity:
@@ -138,6 +140,18 @@ class Verifier:
             raise
         finally:
             reader.close()
+
+    def look_twice(self, record: PackRecord) -> Evidence:
+        """Before a pack without a good file is said to be LOST: every byte read on a new connection, and after a while
+        once more on another, because one answer can be stale or damaged.
+
+        Raises `ObjectAbsent` or `IntegrityError` if the bucket proves not to have it, network errors if it is silent.
+        """
+        try:
+            return self.verify_remote_copy(record)
+        except (ObjectAbsent, IntegrityError):
+            self._clock.sleep(_SECOND_LOOK_S)
+            return self.verify_remote_copy(record)
 
     def _is_read_in_full(self, record: PackRecord, policy: ProofPolicy) -> bool:
         """Whether no checksum counts for this copy: by policy, by chance (the audit), because a copy was found wrong or

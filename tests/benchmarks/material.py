@@ -1,4 +1,4 @@
-"""What is uploaded in a comparison: hidden states cut to size, as tensors for durastore and as ready files for the rest."""
+"""What is uploaded in a comparison: hidden states cut to size, as tensors for durastore, as files for the rest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`python -m tests.benchmarks.uploading LOAD PLACE ...`: durastore's side of an upload, in a process of its own.
 
-Puts every sample and waits until all are MANIFESTED; prints wall and CPU seconds of that as JSON. The store was opened
-and its endpoint probed before the clock starts, as at the second minute of a run of days.
+Opens the store, puts every sample, waits until all are MANIFESTED; prints wall and CPU seconds of that as JSON. The
+prefix was made and the endpoint probed before, by another store: what counts is a day of a run, not its start.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def main() -> None:
     samples = list(tensors_of(load, torch.load(given.states, weights_only=True)))
     options = {"endpoint_url": given.endpoint_url, "compress": given.compress, "reclaim": "lazy"}
     with durastore.open(f"s3://{given.place}", local=given.local, **options) as store:
-        store.put("warm", {"h": torch.zeros(8)}).wait()
-        begun, cpu = time.perf_counter(), time.process_time()
+        store.put("first", {"h": torch.zeros(8)}).wait()
+    begun, cpu = time.perf_counter(), time.process_time()
+    with durastore.open(f"s3://{given.place}", local=given.local, **options) as store:
         _put_all(store, samples, load)
         store.flush()
         found = {"wall_s": time.perf_counter() - begun, "cpu_s": time.process_time() - cpu}

@@ -18,6 +18,7 @@ _FOLDER_TESTS = "tests/unit/test_fsio_folder.py"
 _RECEIPT_TESTS = "tests/unit/test_verify_receipt.py"
 _RECOVERY_TESTS = "tests/unit/test_spool_recovery.py"
 _STEP_TESTS = "tests/unit/test_journal_steps.py"
+_LANE_TESTS = "tests/unit/test_store_lane_refusals.py"
 _SOURCE_TESTS = "tests/unit/test_upload_source.py"
 
 _ROOT = "root identity (marker, inode, UUID, st_dev)"
@@ -456,8 +457,8 @@ _NEVER_GUARDS = (
     Mutant(
         name="drain-overrides-never",
         clause='reclaim="never"',
-        file="durastore/store/lane.py",
-        before='mode = "eager" if services.board.is_draining and options.reclaim != "never" else options.reclaim',
+        file="durastore/store/services.py",
+        before='mode = "eager" if self.board.is_draining and options.reclaim != "never" else options.reclaim',
         after='mode = "eager"',
         tests=("tests/unit/test_store_lane_reclaim.py::test_never_means_never_also_for_a_drain",),
     ),
@@ -520,10 +521,42 @@ _NEVER_GUARDS = (
     Mutant(
         name="lost-after-one-look",
         clause="ambiguity is not absence",
-        file="durastore/store/settling.py",
-        before="except (ObjectAbsent, IntegrityError):\n            self._services.clock.sleep",
-        after="except AssertionError:\n            self._services.clock.sleep",
+        file="durastore/verify/verifier.py",
+        before="except (ObjectAbsent, IntegrityError):\n            self._clock.sleep",
+        after="except AssertionError:\n            self._clock.sleep",
         tests=("tests/unit/test_store_settling.py",),
+    ),
+    Mutant(
+        name="lost-without-a-look",
+        clause="ambiguity is not absence",
+        file="durastore/store/lane.py",
+        before="        if not isinstance(error, ObjectAbsent | IntegrityError):\n",
+        after="        if False:\n",
+        tests=(f"{_LANE_TESTS}::test_a_pack_without_a_file_is_not_lost_while_the_bucket_is_silent",),
+    ),
+    Mutant(
+        name="object-of-a-lost-answer-not-looked-for",
+        clause="ambiguity is not absence",
+        file="durastore/store/lane.py",
+        before="        if error is None:\n            self.spool.settle_without_file(record.pack_id, future.result())\n",
+        after="        if False:\n            self.spool.settle_without_file(record.pack_id, future.result())\n",
+        tests=(f"{_LANE_TESTS}::test_a_pack_without_a_good_file_is_looked_for_in_the_bucket",),
+    ),
+    Mutant(
+        name="damaged-pack-salvaged-although-it-was-sent",
+        clause="ambiguity is not absence",
+        file="durastore/spool/recovery.py",
+        before="    elif record.state is PackState.SEALED and record.write_id is None:\n",
+        after="    elif record.state is PackState.SEALED:\n",
+        tests=(f"{_RECOVERY_TESTS}::test_a_pack_whose_upload_had_begun_is_a_question_to_the_bucket",),
+    ),
+    Mutant(
+        name="damaged-file-salvaged-after-one-look",
+        clause="ambiguity is not absence",
+        file=ENGINE,
+        before="            self._verifier.look_twice(record)\n",
+        after="            raise ObjectAbsent(record.name)\n",
+        tests=(f"{_ENGINE_TESTS}::test_a_damaged_file_is_not_salvaged_after_one_look_that_missed_the_object",),
     ),
 )
 

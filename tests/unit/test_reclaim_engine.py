@@ -16,6 +16,7 @@ from durastore.errors import (
     DiskFailed,
     DurastoreError,
     NotVerified,
+    ObjectAbsent,
     PermissionRefused,
     ReceiptRefused,
     RootMismatch,
@@ -25,7 +26,7 @@ from durastore.errors import (
 from durastore.formats.keys import marker_key
 from durastore.formats.marker import MARKER_FORMAT, Marker
 from durastore.fsio.sys import SYS
-from durastore.model import EvidenceLevel, ObjectKey, PackState
+from durastore.model import Evidence, EvidenceLevel, ObjectKey, PackState
 from durastore.objectstore.memory import MemoryStore
 from durastore.objectstore.probe.result import ChecksumKind
 from durastore.reclaim.engine import ReclaimReport
@@ -33,6 +34,7 @@ from durastore.spool.journal import PackRecord
 from durastore.testing.faulty import Fault, FaultRule, FaultyStore
 from durastore.verify import verifier as verifier_module
 from durastore.verify.local import digest_of
+from durastore.verify.verifier import ProofBatch
 from tests.unit.reclaim_lab import SETTLE_S, ReclaimLab, changed, lab
 from tests.unit.spool_lab import PREFIX
 from tests.unit.verify_lab import policy, probe_result
@@ -435,9 +437,30 @@ def test_a_damaged_file_whose_object_is_no_better_is_salvaged(lab: ReclaimLab, h
         lab.objects.damage(record.key, Fault.FLIP_BYTE)
     report = lab.reclaim(record, other)
     assert [sample.sample_id.text for sample in report.lost] == (["a"] if is_in_sample else [])
-    assert lab.unlinked == [other.name]
+    # other bytes than were acknowledged stop the rest as well
+    assert lab.unlinked == ([other.name] if harm == "lose" else [])
     assert lab.state(record) is (PackState.LOST if is_in_sample else PackState.SEALED)
     assert (lab.spool.quarantine_folder.path / record.name).read_bytes() == now
+
+
+def test_a_damaged_file_is_not_salvaged_after_one_look_that_missed_the_object(
+    lab: ReclaimLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # case B167: a lagging replica says once that it is not there
+    (record,) = lab.settled("a")
+    flip(lab.path(record))
+    read = ProofBatch.read_back
+
+    def blind_once(batch: ProofBatch, asked: PackRecord) -> Evidence:
+        monkeypatch.setattr(ProofBatch, "read_back", read)
+        raise ObjectAbsent(f"{asked.key} is not there")
+
+    monkeypatch.setattr(ProofBatch, "read_back", blind_once)
+    report = lab.reclaim(record)
+    assert report.lost == []
+    assert lab.state(record) is PackState.MANIFESTED
+    lab.reclaim(record)
+    assert lab.state(record) is PackState.QUARANTINED
 
 
 def test_a_damaged_file_stays_while_the_bucket_cannot_tell(lab: ReclaimLab) -> None:

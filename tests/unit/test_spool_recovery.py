@@ -244,12 +244,16 @@ def test_a_lost_pack_comes_back_only_with_its_own_bytes(tmp_path: Path) -> None:
         assert spool.journal.pack(record.pack_id).state is PackState.LOST
 
 
-def test_a_pack_whose_upload_had_begun_is_a_question_to_the_bucket(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_a_pack_whose_upload_had_begun_is_a_question_to_the_bucket(tmp_path: Path, is_damaged: bool) -> None:
     with left_behind(tmp_path, is_sealed=True) as spool:
         spool.recover()
         record = big_of(spool)
         spool.journal.write_id(record.pack_id)
-        (spool.packs_folder.path / record.name).rename(tmp_path / "hidden")
+        if is_damaged:
+            rewrite(spool, record.name, flipped((record.size_bytes or 0) - 1))
+        else:
+            (spool.packs_folder.path / record.name).rename(tmp_path / "hidden")
         report = recover_twice(spool)
         assert [(r.pack_id, r.state) for r in report.missing_files] == [(record.pack_id, PackState.UNKNOWN)]
         assert report.lost == []
