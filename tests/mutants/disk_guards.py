@@ -459,7 +459,7 @@ _NEVER_GUARDS = (
         clause='reclaim="never"',
         file="durastore/store/services.py",
         before='mode = "eager" if self.board.is_draining and options.reclaim != "never" else options.reclaim',
-        after='mode = "eager"',
+        after='mode="eager"',
         tests=("tests/unit/test_store_lane_reclaim.py::test_never_means_never_also_for_a_drain",),
     ),
     Mutant(
@@ -538,8 +538,8 @@ _NEVER_GUARDS = (
         name="object-of-a-lost-answer-not-looked-for",
         clause="ambiguity is not absence",
         file="durastore/store/lane.py",
-        before="        if error is None:\n            self.spool.settle_without_file(record.pack_id, future.result())\n",
-        after="        if False:\n            self.spool.settle_without_file(record.pack_id, future.result())\n",
+        before="if error is None:\n            self.spool.settle_without_file(record.pack_id, future",
+        after="if False:\n            self.spool.settle_without_file(record.pack_id, future",
         tests=(f"{_LANE_TESTS}::test_a_pack_without_a_good_file_is_looked_for_in_the_bucket",),
     ),
     Mutant(
