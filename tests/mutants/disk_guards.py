@@ -458,7 +458,7 @@ _NEVER_GUARDS = (
         name="drain-overrides-never",
         clause='reclaim="never"',
         file="durastore/store/services.py",
-        before='mode = "eager" if self.board.is_draining and options.reclaim != "never" else options.reclaim',
+        before='mode="eager" if self.board.is_draining and options.reclaim != "never" else options.reclaim',
         after='mode="eager"',
         tests=("tests/unit/test_store_lane_reclaim.py::test_never_means_never_also_for_a_drain",),
     ),
