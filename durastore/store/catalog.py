@@ -118,8 +118,13 @@ class Catalog:
     def _read_object(
         self, record: PackRecord, *, entry: SampleEntry, wanted: tuple[Sequence[str] | None, slice | None]
     ) -> Sample | None:
-        """From the object of a pack whose upload began, its rows being in no manifest yet; checked like any other."""
-        if record.write_id is None or record.key is None or record.digest is None or record.crc64nvme is None:
+        """From the object of a pack whose upload began, its rows being in no manifest yet; checked like any other.
+
+        A pack that went back to SEALED has no write id any more, and may have been found in the bucket after that.
+        """
+        if record.write_id is None and record.evidence is None:
+            return None
+        if record.key is None or record.digest is None or record.crc64nvme is None:
             return None
         facts = ObjectFacts(
             key=record.key,

@@ -454,3 +454,39 @@ def test_the_same_content_put_since_is_no_reason_to_let_the_copy_go(world: World
     store.drain(300)
     world.stop(store)
     assert len(world.view().rows_of(SampleId("s/0"))) == 2
+
+
+def test_a_pack_whose_answer_was_lost_and_then_its_file_is_found_in_the_bucket(world: World) -> None:
+    # case B99: it was said to be LOST without a look
+    store = world.open(run=RUN)
+    put(store, OLD)
+    world.bucket.add(FaultRule(op="put", fault=Fault.DROP_RESPONSE, count=None, key_part="packs/"))
+    world.bucket.add(FaultRule(op="head", fault=Fault.SERVER_ERROR, count=None, key_part="packs/"))
+    with pytest.raises(TimeoutError):
+        store.flush(60)
+    for path in pack_files(world.local):
+        path.unlink()
+    world.bucket.heal()
+    store.flush(300)
+    assert OLD.is_in(store.get("s/0"))
+    world.stop(store)
+    check_drained(world)
+
+
+def test_a_pack_that_was_doubted_before_its_file_was_lost_can_be_read(world: World) -> None:
+    store = world.open(run=RUN)
+    put(store, OLD)
+    world.bucket.add(FaultRule(op="put", fault=Fault.SERVER_ERROR, count=None, key_part="manifest/"))
+    with pytest.raises(TimeoutError):
+        store.flush(60)
+    spool = store._parts.lanes[0].spool
+    (record,) = spool.journal.packs(PackState.VERIFIED)
+    spool.journal.move_back(record.pack_id, PackState.SEALED, reason="for the test: its write id goes with its claims")
+    for path in pack_files(world.local):
+        path.unlink()
+    world.stop(store)
+    store = world.open()
+    assert OLD.is_in(store.get("s/0"))
+    world.stop(store)
+    world.bucket.heal()
+    check_drained(world)
