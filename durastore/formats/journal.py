@@ -12,6 +12,7 @@ from durastore.errors import FormatUnsupported, IntegrityError, InvalidInput
 from durastore.model import Digest, Evidence, EvidenceLevel, ObjectKey, SampleEntry, SampleId, parse_json, render_json
 
 __all__ = [
+    "ADDED_COLUMNS",
     "APPLICATION_ID",
     "MAJOR",
     "MINOR",
@@ -29,9 +30,12 @@ __all__ = [
 
 APPLICATION_ID = 0x64757261
 """`dura`, in the SQLite header, so that `file` and a careless open tell this file from another database."""
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 1, 1
 USER_VERSION = MAJOR * 100 + MINOR
 """SQLite's `user_version`. A higher major is refused; a higher minor only adds what may be ignored."""
+ADDED_COLUMNS = (("packs", "part_bytes", "INTEGER"),)
+"""Table, column and type of what minor versions added (1.01): a journal without one is older, not damaged. All may be
+NULL, and NULL says what a row of the older version could say: not known."""
 
 SAMPLE_COLUMNS = (
     "offset, sample_id, length, header_length, header_digest, schema, meta, run, input_digest, provenance, time_ns"
@@ -78,6 +82,7 @@ CREATE TABLE packs (
     version_id TEXT,
     uploaded_at TEXT,
     uploaded_server_time_s REAL,
+    part_bytes INTEGER,
     evidence TEXT,
     manifested_in TEXT,
     manifested_at TEXT,

@@ -223,13 +223,8 @@ class Journal:
     def record_uploaded(self, pack_id: int, *, reply: UploadAnswer, at: Stamp) -> None:
         """SEALED (or UNKNOWN) → UPLOADED: the endpoint acknowledged the object. Proves nothing."""
         with self._db.writing() as conn:
-            steps.require_state(conn, pack_id, PackState.SEALED, PackState.UNKNOWN)
             notes.write_session(conn, pack_id, session=None)
-            conn.execute(
-                "UPDATE packs SET state = 'uploaded', etag = ?, version_id = ?, uploaded_at = ?,"
-                " uploaded_server_time_s = ? WHERE pack_id = ?",
-                (reply.etag, reply.version_id, at.render(), reply.server_time_s, pack_id),
-            )
+            steps.upload_pack(conn, pack_id, reply=reply, at=at)
 
     def record_verified(self, pack_id: int, evidence: Evidence) -> None:
         """UPLOADED → VERIFIED; for a pack already further on, its evidence is renewed. LISTED is refused (INV-5)."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from urllib.parse import quote
 
 from durastore.errors import DiskFailed, ForkedStore, JournalFailed, StoreClosed, UnsupportedFilesystem
-from durastore.formats.journal import APPLICATION_ID, SCHEMA, USER_VERSION, check_version
+from durastore.formats.journal import ADDED_COLUMNS, APPLICATION_ID, SCHEMA, USER_VERSION, check_version
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
 
@@ -63,15 +63,22 @@ SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
 
 def has_tables(connection: sqlite3.Connection) -> bool:
-    """True if every table and column of the journal is there. More of them may be: a higher minor version adds some."""
+    """True if every table and column of the journal is there. More of them may be: a higher minor version adds some. A
+    lower one lacks what was added since.
+    """
+    added = {(table, column) for table, column, _ in ADDED_COLUMNS}
     model = sqlite3.connect(":memory:")
     try:
         for statement in SCHEMA:
             model.execute(statement)
         tables = [name for (name,) in model.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return all(
-            _columns(model, table) <= _columns(connection, table) for table in tables if not table.startswith("sqlite_")
-        )
+        lacking = {
+            (table, column)
+            for table in tables
+            if not table.startswith("sqlite_")
+            for column in _columns(model, table) - _columns(connection, table)
+        }
+        return lacking <= added
     finally:
         model.close()
 
@@ -127,6 +134,8 @@ class JournalDatabase:
             self._set_pragmas()
             if is_fresh:
                 self._create(fresh_facts)
+            else:
+                self._add_columns()
             # what a killed process left in the WAL is rewritten into the file and synced by us: after this nothing
             # rests on pages that an earlier process may have failed to sync
             self._checkpoint()
@@ -161,6 +170,20 @@ class JournalDatabase:
             conn.execute(statement)
         conn.executemany("INSERT INTO facts (name, value) VALUES (?, ?)", list(facts.items()))
         conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        conn.execute(f"PRAGMA user_version={USER_VERSION}")
+        conn.execute("COMMIT")
+
+    def _add_columns(self) -> None:
+        """A journal of an earlier minor version gets what was added since, all of it or nothing. One of a later minor
+        version has all of it, and keeps its number.
+        """
+        conn = self._connection
+        lacking = [added for added in ADDED_COLUMNS if added[1] not in _columns(conn, added[0])]
+        if not lacking:
+            return
+        conn.execute("BEGIN IMMEDIATE")
+        for table, column, kind in lacking:
+            conn.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
         conn.execute(f"PRAGMA user_version={USER_VERSION}")
         conn.execute("COMMIT")
 

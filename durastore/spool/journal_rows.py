@@ -20,7 +20,7 @@ __all__ = ["find_entries", "load_entries", "load_pack", "load_packs", "parse_pac
 _PACK_COLUMNS = (
     "pack_id, name, kind, state, writer, seq, size_bytes, digest, crc64nvme, key, identity, write_id, etag, "
     "version_id, uploaded_at, uploaded_server_time_s, evidence, manifested_in, manifested_at, intent, reason, "
-    "sample_count"
+    "sample_count, part_bytes"
 )
 
 
@@ -51,6 +51,7 @@ def parse_pack(row: Sequence[object]) -> PackRecord:
             intent=_optional_text(row[19]),
             reason=_optional_text(row[20]),
             sample_count=_count(row[21]),
+            part_bytes=_count(row[22]) if row[22] is not None else None,
         )
     except (TypeError, ValueError, InvalidInput) as exc:
         raise IntegrityError(f"a pack row of the journal cannot be read: {exc}") from exc

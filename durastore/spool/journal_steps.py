@@ -15,7 +15,15 @@ from durastore.errors import DurastoreError
 from durastore.formats.journal import render_entry, render_evidence
 from durastore.model import Evidence, EvidenceLevel, ObjectKey, PackState, SampleEntry, SampleId
 from durastore.spool.journal_rows import load_pack
-from durastore.spool.records import SIDE_STATES, PackFile, PackRecord, Replacement, SealFacts, is_step_back
+from durastore.spool.records import (
+    SIDE_STATES,
+    PackFile,
+    PackRecord,
+    Replacement,
+    SealFacts,
+    UploadAnswer,
+    is_step_back,
+)
 
 __all__ = [
     "drop_belongings",
@@ -30,11 +38,15 @@ __all__ = [
     "require_state",
     "seal_pack",
     "step_back",
+    "upload_pack",
     "verify_pack",
 ]
 
 # What a pack of each state may still claim; everything else is taken back with a step back.
-_UPLOAD_CLAIMS = "write_id = NULL, etag = NULL, version_id = NULL, uploaded_at = NULL, uploaded_server_time_s = NULL"
+_UPLOAD_CLAIMS = (
+    "write_id = NULL, etag = NULL, version_id = NULL, uploaded_at = NULL, uploaded_server_time_s = NULL,"
+    " part_bytes = NULL"
+)
 _PROOF_CLAIMS = "evidence = NULL, manifested_in = NULL, manifested_at = NULL, intent = NULL"
 # With every byte read back and equal to ours, it does not matter which doubt there was.
 _MAYBE_REMOTE = (
@@ -165,6 +177,16 @@ def seal_pack(conn: sqlite3.Connection, pack_id: int, *, facts: SealFacts) -> No
         "UPDATE packs SET state = 'sealed', size_bytes = ?, digest = ?, crc64nvme = ?, key = ?, identity = ?"
         " WHERE pack_id = ?",
         (*_seal_values(facts), pack_id),
+    )
+
+
+def upload_pack(conn: sqlite3.Connection, pack_id: int, *, reply: UploadAnswer, at: Stamp) -> None:
+    """SEALED (or UNKNOWN) → UPLOADED, with what the endpoint answered and how the bytes were cut."""
+    require_state(conn, pack_id, PackState.SEALED, PackState.UNKNOWN)
+    conn.execute(
+        "UPDATE packs SET state = 'uploaded', etag = ?, version_id = ?, uploaded_at = ?,"
+        " uploaded_server_time_s = ?, part_bytes = ? WHERE pack_id = ?",
+        (reply.etag, reply.version_id, at.render(), reply.server_time_s, reply.part_bytes, pack_id),
     )
 
 

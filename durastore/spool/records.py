@@ -113,6 +113,8 @@ class PackRecord:
     """Text of the receipt whose spending was announced; None while nothing is about to be freed."""
     reason: str | None
     sample_count: int
+    part_bytes: int | None = None
+    """Size of the parts (but the last) that the object was sent in; 0: it went whole; None: not known."""
 
     @property
     def file(self) -> PackFile:
@@ -156,3 +158,6 @@ class UploadAnswer(Protocol):
 
     @property
     def server_time_s(self) -> float | None: ...
+
+    @property
+    def part_bytes(self) -> int | None: ...

@@ -20,6 +20,8 @@ __all__ = ["DIGEST_METADATA", "PartPlan", "UploadJob", "UploadLimits", "UploadRe
 DIGEST_METADATA = "durastore-digest"
 """Metadata name that carries the digest of what was sent: another writing of the same bytes is known by it."""
 _MIB = 1 << 20
+_FEW_PARTS = 4
+_COUNTS = ("part_bytes", "least_part_bytes", "max_requests", "budget_bytes", "max_jobs", "max_queued", "io_threads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,8 @@ class UploadReply:
     write_id: str
     settled_by: Literal["answer", "head"]
     """`head`: the answer was lost, and the object was recognised by its write id or content facts."""
+    part_bytes: int | None = None
+    """Size of the parts that were sent (of all but the last); 0: the object went whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,9 @@ class UploadLimits:
     """How much the engine may have under way at once. Checks itself (`ConfigError`)."""
 
     part_bytes: int = 16 * _MIB
+    """Of each part of a large file but the last; raised where 10,000 of them would not be enough."""
+    least_part_bytes: int = 8 * _MIB
+    """A file that would get less than four parts gets smaller ones, down to this size, so that they go side by side."""
     multipart_above: int = 16 * _MIB
     """Files larger than this go in parts."""
     max_requests: int = 32
@@ -96,7 +103,7 @@ class UploadLimits:
     their content's digest, so the condition is a belt and not the braces (INV-4)."""
 
     def __post_init__(self) -> None:
-        for name in ("part_bytes", "max_requests", "budget_bytes", "max_jobs", "max_queued", "io_threads"):
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ConfigError(f"upload limit {name} is {getattr(self, name)}", hint="it has to be at least 1")
         if self.multipart_above < 0 or self.request_timeout_s <= 0 or self.least_bytes_per_s <= 0:
@@ -125,10 +132,15 @@ class PartPlan:
         return min(self.part_bytes, self.size_bytes - self.offset(number))
 
 
-def plan_parts(size_bytes: int, *, part_bytes: int) -> PartPlan:
-    """The plan with parts of `part_bytes`, raised to whole MiB where 10,000 parts would not be enough."""
+def plan_parts(size_bytes: int, *, part_bytes: int, least_part_bytes: int | None = None) -> PartPlan:
+    """The plan with parts of `part_bytes`: raised to whole MiB where 10,000 parts would not be enough, and lowered, not
+    below `least_part_bytes` (None: never), where the file would get fewer than four. All in whole MiB.
+    """
     if size_bytes < 1:
         raise InvalidInput("an empty file cannot be sent in parts")
+    if least_part_bytes is not None:
+        quarter = -(-size_bytes // (_FEW_PARTS * _MIB)) * _MIB
+        part_bytes = min(part_bytes, max(quarter, least_part_bytes))
     least = -(-size_bytes // MAX_PARTS)
     if least > part_bytes:
         part_bytes = -(-least // _MIB) * _MIB

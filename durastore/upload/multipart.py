@@ -7,6 +7,7 @@ proven equal to the seal, and must never end a session because of an error that 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from durastore.errors import (
@@ -67,7 +68,7 @@ class _Multipart:
             await self._context.offload.run(self._source.rewind)
             parts = await PartSender(self._job, self._source, context=self._context, session=session).run()
             await self._context.offload.run(self._source.finish)
-            return await self._complete(session, parts)
+            return replace(await self._complete(session, parts), part_bytes=session.part_bytes)
         except SessionGone:
             await self._forget()
             raise
@@ -82,7 +83,8 @@ class _Multipart:
 
     async def _begin(self) -> UploadSession:
         job = self._job
-        plan = plan_parts(job.size_bytes, part_bytes=self._context.limits.part_bytes)
+        limits = self._context.limits
+        plan = plan_parts(job.size_bytes, part_bytes=limits.part_bytes, least_part_bytes=limits.least_part_bytes)
         create = partial(self._transport.create, job.key, metadata=job.metadata())
         upload_id = await self._context.calls.run(Request(what=f"multipart upload of {job.key}", is_write=True), create)
         session = UploadSession(upload_id=upload_id, part_bytes=plan.part_bytes)
@@ -106,7 +108,7 @@ class _Multipart:
             look = partial(fetch_settlement, self._transport, self._job)
             settled = await self._context.calls.run(Request(what=f"HEAD of {self._job.key}", is_write=False), look)
         if settled is not None:
-            return settled
+            return replace(settled, part_bytes=recorded.part_bytes)
         await self._forget()
         return await self._begin()
 

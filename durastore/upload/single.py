@@ -6,6 +6,8 @@ ones, and must never take 412 for success without having looked.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from durastore.errors import (
     CredentialsRefused,
     ObjectExists,
@@ -44,7 +46,7 @@ async def send_single(job: UploadJob, source: PackSource, *, context: UploadCont
     finally:
         context.budget.release(job.size_bytes)
     context.observer.emit("upload.sent", size_bytes=job.size_bytes)
-    return reply
+    return replace(reply, part_bytes=0)
 
 
 class _Put:

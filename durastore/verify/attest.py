@@ -85,11 +85,12 @@ def _compare_md5(record: PackRecord, stat: ObjectStat, *, policy: ProofPolicy, f
         if stat.etag.strip('"').lower() != _md5(fd, 0, length=size).hexdigest():
             raise IntegrityError(f"object {record.key}: etag {stat.etag} is not the MD5 of pack {record.name}")
         return
-    cuts = range(0, size, policy.part_bytes)
-    joined = b"".join(_md5(fd, at, length=min(policy.part_bytes, size - at)).digest() for at in cuts)
+    step = policy.part_bytes_of(record)
+    cuts = range(0, size, step)
+    joined = b"".join(_md5(fd, at, length=min(step, size - at)).digest() for at in cuts)
     expected = f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(cuts)}"
     if stat.etag.strip('"').lower() != expected:
-        # it may have been cut otherwise (resumed with an older part size), so this alone is no damage
+        # it may have been cut otherwise (an upload whose part size is not on record), so this alone is no damage
         raise NotVerified(f"pack {record.name}: etag {stat.etag} is not the MD5 of its parts' MD5s as we cut them")
 
 
@@ -109,7 +110,7 @@ def compare_spots(
     object that was sent in parts one of each, since parts get lost whole (case B47). Raises as `attest`.
     """
     size = record.size_bytes or 0
-    step = policy.part_bytes if policy.is_multipart(record) else max(size, 1)
+    step = policy.part_bytes_of(record) if policy.is_multipart(record) else max(size, 1)
     for start in range(0, max(size, 1), step):
         room = min(step, size - start)
         length = room if room <= WHOLE_BYTES else SPOT_BYTES

@@ -25,9 +25,9 @@ class ProofPolicy:
     """Least time between the later of upload and manifest segment and the look that may free the file."""
     receipt_ttl_s: float
     multipart_above: int
-    """Packs larger than this went in parts,"""
+    """Packs larger than this go in parts; of one whose upload says how it was cut, that counts."""
     part_bytes: int
-    """each of this size but the last."""
+    """Size of the parts of a pack whose upload does not say it (recorded by an older version)."""
     audit_share: float = 0.01
     """Share of packs read back in full, whatever the endpoint attests."""
     probe: ProbeResult | None = None
@@ -51,5 +51,13 @@ class ProofPolicy:
         return kind if self.probe.level_of(path) is EvidenceLevel.ATTESTED and kind in _COMPARED else None
 
     def is_multipart(self, record: PackRecord) -> bool:
-        """Whether the pack is sent in parts."""
+        """Whether the pack was sent in parts: as recorded, else by today's limit."""
+        if record.part_bytes is not None:
+            return record.part_bytes > 0
         return (record.size_bytes or 0) > self.multipart_above
+
+    def part_bytes_of(self, record: PackRecord) -> int:
+        """Size of the parts (but the last) of a pack that was sent in parts. A resumed upload keeps the size that it
+        began with, whatever is the limit today.
+        """
+        return record.part_bytes or self.part_bytes

@@ -128,6 +128,7 @@ def test_b49_sizes_around_part_edges(bench: Bench, extra: int) -> None:
     packs = [bench.pack(k * PART + extra) for k in range(1, 8)]
     for future, pack in [(bench.send(pack), pack) for pack in packs]:
         assert future.result(30).settled_by == "answer"
+        assert future.result().part_bytes == (PART if len(pack.data) > PART else 0)
         assert_arrived(bench, pack)
 
 
@@ -460,7 +461,7 @@ def test_b94_b96_resume_keeps_parts_and_the_recorded_part_size(bench: Bench) -> 
 
     before = bench.s3.received_bytes
     larger = bench.engine(limits=UploadLimits(part_bytes=2 * PART, multipart_above=100 * PART))
-    bench.send(pack, engine=larger).result(20)
+    assert bench.send(pack, engine=larger).result(20).part_bytes == PART
     assert bench.s3.calls["create"] == 1
     assert bench.s3.received_bytes - before <= len(pack.data) - 3 * PART + 10_000
     assert_arrived(bench, pack)

@@ -206,7 +206,7 @@ def _journal_seeds(one: EncodedSample) -> dict[str, Mapping[str, bytes]]:
     record = [
         1, "0123456789abcdef-000000000001.tar", "tar", "verified", "0123456789abcdef", 1, 99, "0" * 32, CRC, KEY.text,
         "1:2:3:4:5", "w", '"e"', "v", "1:2:boot", 1.5, evidence(), SEGMENT_KEYS[0].text, "1:2:boot",
-        "intent", "reason", 3,
+        "intent", "reason", 3, 8 << 20,
     ]  # fmt: skip
     rows = {"entry": json.dumps(entry).encode(), "pack": json.dumps(record).encode(), "evidence": evidence().encode()}
     return {"journal_columns": rows}

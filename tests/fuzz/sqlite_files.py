@@ -18,9 +18,9 @@ from durastore.formats.upload_session import PartRecord, UploadSession
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity
 from durastore.model import Digest, Evidence, EvidenceLevel, PackKind, PackState, SampleId, Tombstone, WriterId
-from durastore.objectstore.port import WriteReply
 from durastore.spool.journal import Journal
 from durastore.spool.records import PackFile, SealFacts
+from durastore.upload.job import UploadReply
 from tests.fuzz.mutate import mutate_bytes
 from tests.fuzz.seeds import CRC, KEY, RUN, SEGMENT_KEYS, samples
 
@@ -153,7 +153,10 @@ def _fill(journal: Journal) -> None:
         part = PartRecord(number=1, etag='"e"', size_bytes=8, crc64nvme=CRC)
         journal.record_session(pack_id, UploadSession(upload_id="u", part_bytes=8, parts=(part,)))
     stamp = Stamp(wall_ns=1, boottime_ns=2, boot_id="boot")
-    journal.record_uploaded(pack_id, reply=WriteReply(etag='"e"', version_id="v", server_time_s=1.5), at=stamp)
+    reply = UploadReply(
+        etag='"e"', version_id="v", server_time_s=1.5, write_id="w", settled_by="answer", part_bytes=8
+    )  # fmt: skip
+    journal.record_uploaded(pack_id, reply=reply, at=stamp)
     evidence = Evidence(
         level=EvidenceLevel.READ_BACK, key=KEY, size_bytes=1 << 20, digest=Digest.of(b"p"), etag='"e"', version_id="v",
         taken=stamp.render(), server_time_s=1.5,

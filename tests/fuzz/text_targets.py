@@ -143,7 +143,7 @@ def check_journal_columns(data: bytes) -> None:
     with suppress(IntegrityError):
         parse_entry(values)
     with suppress(IntegrityError):
-        record = parse_pack([*values, *[None] * (22 - len(values))][:22])
+        record = parse_pack([*values, *[None] * (23 - len(values))][:23])
         assert "/" not in record.name
         if record.evidence is not None:
             assert parse_evidence(render_evidence(record.evidence)) == record.evidence

@@ -11,16 +11,15 @@ _ATTEST = "durastore/verify/attest.py"
 EXPLAINED: dict[str, str] = {
     f"{_ATTEST} | _compare_md5 | size = record.size_bytes or 0 | 0 -> 1": _SIZE,
     f"{_ATTEST} | compare_spots | size = record.size_bytes or 0 | 0 -> 1": _SIZE,
-    f"{_ATTEST} | compare_spots | step = policy.part_bytes if policy.is_multipart(record) else max(size, 1) | 1 -> 2": (
-        _BYTES
-    ),
+    f"{_ATTEST} | compare_spots | step = policy.part_bytes_of(record) if policy.is_multipart(record) else max(size, 1)"
+    " | 1 -> 2": _BYTES,
     f"{_ATTEST} | compare_spots | for start in range(0, max(size, 1), step): | 1 -> 2": _BYTES,
     f"{_ATTEST} | compare_spots | length = room if room <= WHOLE_BYTES else SPOT_BYTES | <= -> <": (
         "a part of exactly 1 MiB is looked into by a block instead of whole, as every larger one is"
     ),
     "durastore/reclaim/plan.py | plan_reclaim | size = record.size_bytes or 0 | 0 -> 1": _SIZE,
-    f'{_ATTEST} | _compare_md5 | joined = b"".join(_md5(fd, at, length=min(policy.part_bytes, size - at)).digest() '
-    "for at in cuts) | - -> +": "the last part is read to the end of the file instead, which is the same place",
+    f'{_ATTEST} | _compare_md5 | joined = b"".join(_md5(fd, at, length=min(step, size - at)).digest() for at in cuts)'
+    " | - -> +": "the last part is read to the end of the file instead, which is the same place",
     f"{_ATTEST} | _md5 | hasher = hashlib.md5(usedforsecurity=False) | False -> True": (
         "only a Python built for FIPS tells these apart"
     ),

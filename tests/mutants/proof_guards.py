@@ -584,7 +584,7 @@ _BATCH_GUARDS = (
         name="one-spot-for-all-parts",
         clause="a ranged GET of one random block",
         file=ATTEST,
-        before="step = policy.part_bytes if policy.is_multipart(record) else max(size, 1)",
+        before="step = policy.part_bytes_of(record) if policy.is_multipart(record) else max(size, 1)",
         after="step = max(size, 1)",
         tests=(f"{_ATTEST_TESTS}::test_each_part_is_looked_into",),
     ),

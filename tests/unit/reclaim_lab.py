@@ -32,6 +32,7 @@ from durastore.spool.spool import Spool
 from durastore.store.board import Board
 from durastore.store.services import Services
 from durastore.testing.faulty import FaultyStore
+from durastore.upload.job import UploadReply
 from durastore.verify.policy import ProofPolicy
 from durastore.verify.verifier import BucketIdentity, Verifier
 from tests.unit.spool_lab import LIMITS, PREFIX, RUN, sample, spool_at, writer_of
@@ -93,7 +94,15 @@ class ReclaimLab:
     def send(self, record: PackRecord) -> PackRecord:
         assert record.key is not None
         self.spool.journal.write_id(record.pack_id)
-        reply = self.objects.put(record.key, self.content(record), crc64nvme=record.crc64nvme, metadata={})
+        answer = self.objects.put(record.key, self.content(record), crc64nvme=record.crc64nvme, metadata={})
+        reply = UploadReply(
+            etag=answer.etag,
+            version_id=answer.version_id,
+            server_time_s=answer.server_time_s,
+            write_id="w",
+            settled_by="answer",
+            part_bytes=0,
+        )
         self.spool.journal.record_uploaded(record.pack_id, reply=reply, at=self.clock.stamp())
         return self.spool.journal.pack(record.pack_id)
 

@@ -155,6 +155,7 @@ class Answer:
     etag = '"e"'
     version_id: str | None = None
     server_time_s: float | None = 1_700_000_000.0
+    part_bytes: int | None = 8 << 20
 
 
 def advance(spool: Spool, pack_id: int, *, to: PackState) -> PackRecord:

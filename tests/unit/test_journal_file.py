@@ -251,7 +251,7 @@ def test_a_newer_major_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
         journal.add_open_pack(file_of(1))
     patch_header(tmp_path / "journal-1.sqlite", f"PRAGMA user_version={USER_VERSION + 100}")
     before = (tmp_path / "journal-1.sqlite").read_bytes()
-    with pytest.raises(FormatUnsupported, match=r"2\.00"), journal_in(tmp_path):
+    with pytest.raises(FormatUnsupported, match=r"2\.01"), journal_in(tmp_path):
         pass
     assert (tmp_path / "journal-1.sqlite").read_bytes() == before
     (tmp_path / "journal-1.failed").write_bytes(b"")
@@ -281,6 +281,49 @@ def test_a_newer_minor_is_read(tmp_path: Path) -> None:
     with journal_in(tmp_path) as journal:
         assert len(journal.packs()) == 1
         journal.add_open_pack(file_of(2))
+
+
+OLD_COLUMNS = "ALTER TABLE packs DROP COLUMN part_bytes"
+
+
+@pytest.mark.parametrize("is_failed", [False, True])
+def test_an_older_minor_is_opened_with_all_it_holds(tmp_path: Path, is_failed: bool) -> None:
+    with journal_in(tmp_path) as journal:
+        kept = journal.add_open_pack(file_of(1))
+        journal.set_fact("a", "1")
+    patch_header(tmp_path / "journal-1.sqlite", OLD_COLUMNS)
+    patch_header(tmp_path / "journal-1.sqlite", "PRAGMA user_version=100")
+    if is_failed:
+        (tmp_path / "journal-1.failed").write_bytes(b"")
+    name = "journal-2.sqlite" if is_failed else "journal-1.sqlite"
+    for _ in range(2):
+        with journal_in(tmp_path) as journal:
+            assert journal.packs() == [kept]
+            assert journal.get_fact("a") == "1"
+            assert journal.name == name
+    with closing(sqlite3.connect(tmp_path / name)) as conn:
+        assert conn.execute("PRAGMA user_version").fetchone() == (USER_VERSION,)
+        assert "part_bytes" in {row[1] for row in conn.execute("PRAGMA table_info(packs)")}
+
+
+def test_what_an_older_minor_lacks_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
+    with journal_in(tmp_path) as journal:
+        kept = journal.add_open_pack(file_of(1))
+    path = tmp_path / "journal-1.sqlite"
+    patch_header(path, OLD_COLUMNS)
+    patch_header(path, "PRAGMA user_version=100")
+    before = path.read_bytes()
+    with closing(sqlite3.connect(path, isolation_level=None)) as held:
+        held.execute("BEGIN IMMEDIATE")  # as a full disk or a crash would: the change cannot be made
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("durastore.spool.journal_db._BUSY_MS", 1)
+            patch.setattr("durastore.spool.journal_db._CHECKPOINT_BUSY_MS", 1)
+            with pytest.raises(JournalFailed), journal_in(tmp_path):
+                pass
+        held.execute("ROLLBACK")
+    assert path.read_bytes() == before
+    with journal_in(tmp_path) as journal:
+        assert journal.packs() == [kept]
 
 
 def test_another_database_is_not_taken_for_a_journal(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def test_a_pack_goes_through_its_life_and_leaves(journal: Journal) -> None:
     assert (done.state, done.evidence) == (PackState.MANIFESTED, evidence)
     assert (done.manifested_in, done.manifested_at) == (SEGMENT, stamp)
     assert (done.etag, done.uploaded_at, done.uploaded_server_time_s) == (Answer.etag, stamp, Answer.server_time_s)
+    assert (record.part_bytes, done.part_bytes) == (None, Answer.part_bytes)
     journal.record_intent(record.pack_id, "receipt")
     assert [(r.pack_id, text) for r, text in journal.intents()] == [(record.pack_id, "receipt")]
     journal.record_reclaimed(record.pack_id)
@@ -195,6 +196,7 @@ def test_a_step_back_takes_back_what_was_claimed_beyond_it(journal: Journal, sta
     assert (now.etag is None, now.uploaded_at is None, now.write_id is None) == (
         (True, True, True) if state is PackState.SEALED else (False, False, True)
     )
+    assert (now.part_bytes is None) == (state is PackState.SEALED)
     assert (now.digest, now.key, now.sample_count) == (record.digest, record.key, 1)
 
 

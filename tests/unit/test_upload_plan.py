@@ -32,6 +32,20 @@ def test_60_gib_at_5_mib_gets_larger_parts() -> None:
     assert plan.count == 8778
 
 
+@pytest.mark.parametrize(
+    "size_mib, part_mib, count",
+    [(17, 8, 3), (32, 8, 4), (33, 9, 4), (48, 12, 4), (64, 16, 4), (65, 16, 5), (5 << 20, 525, 9987)],
+)
+def test_part_size_follows_the_size_of_the_file(size_mib: int, part_mib: int, count: int) -> None:
+    limits = UploadLimits()
+    plan = plan_parts(size_mib * MIB, part_bytes=limits.part_bytes, least_part_bytes=limits.least_part_bytes)
+    assert (plan.part_bytes, plan.count) == (part_mib * MIB, count)
+
+
+def test_the_least_part_size_raises_none() -> None:
+    assert plan_parts(20 * MIB, part_bytes=5 * MIB, least_part_bytes=8 * MIB).part_bytes == 5 * MIB
+
+
 @pytest.mark.parametrize("extra, count", [(-1, 3), (0, 3), (1, 4)])
 def test_the_last_part_at_the_edges(extra: int, count: int) -> None:
     plan = plan_parts(3 * 100 + extra, part_bytes=100)
@@ -45,7 +59,7 @@ def test_an_empty_file_has_no_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["part_bytes", "max_requests", "budget_bytes", "max_jobs", "max_queued", "io_threads"]
+    "field", ["part_bytes", "least_part_bytes", "max_requests", "budget_bytes", "max_jobs", "max_queued", "io_threads"]
 )
 def test_limits_check_themselves(field: str) -> None:
     with pytest.raises(ConfigError, match=field):

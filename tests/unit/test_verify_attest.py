@@ -233,6 +233,36 @@ def test_each_part_is_looked_into(
             attest(Hollow(store, data=bytes(wrong)), pack, fd=fd, policy=in_parts, clock=CLOCK)
 
 
+@pytest.mark.parametrize("sent", [100, 250, 700])
+def test_each_part_is_looked_into_as_it_was_cut(
+    store: FaultyStore, pack: PackRecord, fd: int, monkeypatch: pytest.MonkeyPatch, sent: int
+) -> None:
+    # case B47: an upload that was gone on with keeps the part size it began with, whatever is the size today
+    monkeypatch.setattr("durastore.verify.attest.WHOLE_BYTES", 0)
+    monkeypatch.setattr("durastore.verify.attest.SPOT_BYTES", 1)
+    today = policy(probe=probe_result(None, ChecksumKind.CRC64NVME), multipart_above=1 << 20, part_bytes=400)
+    cut = replace(pack, part_bytes=sent)
+    assert attest(store, cut, fd=fd, policy=today, clock=CLOCK).level is EvidenceLevel.ATTESTED
+    for start in range(0, len(DATA), sent):
+        wrong = bytearray(DATA)
+        wrong[start : start + sent] = bytes(byte ^ 0xFF for byte in wrong[start : start + sent])
+        with pytest.raises(IntegrityError, match="differs from pack"):
+            attest(Hollow(store, data=bytes(wrong)), cut, fd=fd, policy=today, clock=CLOCK)
+
+
+def test_md5_of_part_md5s_is_taken_over_the_parts_that_were_sent(store: FaultyStore, pack: PackRecord, fd: int) -> None:
+    today = policy(probe=probe_result(None, ChecksumKind.ETAG_MD5), multipart_above=100, part_bytes=400)
+    parts = [DATA[at : at + 300] for at in range(0, len(DATA), 300)]
+    joined = b"".join(hashlib.md5(part, usedforsecurity=False).digest() for part in parts)
+    etag = f'"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(parts)}"'
+    told = Hollow(store, data=DATA)
+    told.changes = {"etag": etag}
+    cut = replace(pack, etag=etag, part_bytes=300)
+    assert attest(told, cut, fd=fd, policy=today, clock=CLOCK).level is EvidenceLevel.ATTESTED
+    with pytest.raises(NotVerified):  # a record of an older version does not say how it was cut
+        attest(told, replace(cut, part_bytes=None), fd=fd, policy=today, clock=CLOCK)
+
+
 def test_one_mismatch_stops_all_reclaiming_and_is_told_once(store: FaultyStore, pack: PackRecord) -> None:
     stopped = verifier(store)
     told: list[str] = []

@@ -51,6 +51,18 @@ def test_each_write_path_speaks_for_itself() -> None:
             assert chosen.checksum_for(PACK) is (kind if is_its_path else None)
 
 
+def test_how_a_pack_went_counts_before_todays_limit() -> None:
+    single, multipart = probe_result(CRC), probe_result(None, CRC)
+    for sent, limit, is_multipart in ((0, len(DATA) - 1, False), (7, len(DATA), True)):
+        pack = record(ManualClock(), part_bytes=sent)
+        for probe, is_its_path in ((single, not is_multipart), (multipart, is_multipart)):
+            chosen = policy(probe=probe, multipart_above=limit)
+            assert chosen.is_multipart(pack) is is_multipart
+            assert chosen.checksum_for(pack) is (CRC if is_its_path else None)
+    assert policy(part_bytes=9).part_bytes_of(record(ManualClock(), part_bytes=7)) == 7
+    assert policy(part_bytes=9).part_bytes_of(PACK) == 9
+
+
 @pytest.mark.parametrize("size_bytes", [None, 0])
 def test_a_pack_of_unknown_size_is_read_back(size_bytes: int | None) -> None:
     facts: dict[str, Any] = {"size_bytes": size_bytes}
