@@ -78,6 +78,8 @@ class StoreOptions:
     compress: str = "auto"
     """Lossless: `auto` tensors of 16 KiB and more, `planes-zstd` all, each where it saves 3 %; `none`."""
     transport: str = "auto"
+    machine_requests: int = 100
+    """Upload requests under way at once, of all stores of this user on this machine together."""
     probe: str = "auto"
     """Whether an S3 endpoint is probed with lies, so that it may attest copies; `never`: every copy is read back."""
     reclaim: str = "lazy"

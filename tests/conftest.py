@@ -28,6 +28,14 @@ def pytest_configure() -> None:
     make_ballasts_small()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The tests share no requests with whatever else of durastore runs on this machine, nor with another test run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def delete_guard() -> Iterator[DeleteGuard]:
     """Fails the test if library code took a name or bytes away below a spool root, outside the doors made for it."""

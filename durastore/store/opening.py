@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -70,6 +71,7 @@ class OptionOverrides(TypedDict, total=False):
     checksum: str
     compress: str
     transport: str
+    machine_requests: int
     reclaim: str
     settle_s: float
     high_watermark_bytes: int
@@ -211,7 +213,8 @@ class _Opener:
     ) -> Services:
         options = self._options
         bucket = BucketIdentity(prefix=prefix, store_id=store_id)
-        uploader = Uploader(transport, limits=_LIMITS, policy=RetryPolicy(), clock=self._clock, observer=self._observer)
+        limits = replace(_LIMITS, machine_requests=options.machine_requests)
+        uploader = Uploader(transport, limits=limits, policy=RetryPolicy(), clock=self._clock, observer=self._observer)
         self._resources.callback(uploader.close, 2.0)
         pool = ThreadPoolExecutor(max_workers=_POOL_THREADS, thread_name_prefix="durastore-look")
         self._resources.callback(pool.shutdown, wait=True, cancel_futures=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from durastore.clock import Clock
@@ -64,15 +64,16 @@ class Allowance:
 
 
 class RequestGate:
-    """Requests in flight, at most `ceiling`.
+    """Requests in flight, at most `ceiling`, and at most what `share` says now (None: nothing).
 
     The limit begins low and doubles each round trip until the first overload. An overload answer halves it and pauses
     new requests; answers to requests sent before that moment count as the same event. From then on each success lets
     the limit grow by 1/limit: one more after a full round.
     """
 
-    def __init__(self, ceiling: int, *, clock: Clock) -> None:
-        self._ceiling = ceiling
+    def __init__(self, ceiling: int, *, clock: Clock, share: Callable[[], int | None] | None = None) -> None:
+        self._most = self._ceiling = ceiling
+        self._share = share
         self._limit = float(min(ceiling, _FIRST_LIMIT))
         self._allowance = Allowance(int(self._limit))
         self._clock = clock
@@ -91,6 +92,7 @@ class RequestGate:
     @asynccontextmanager
     async def request(self) -> AsyncIterator[int]:
         """One request's turn. Yields the token to hand to `overloaded`."""
+        self._heed_share()
         await self._allowance.acquire(1)
         try:
             rest_s = self._paused_until - self._clock.monotonic()
@@ -101,6 +103,7 @@ class RequestGate:
             self._allowance.release(1)
 
     def succeeded(self) -> None:
+        self._heed_share()  # here too: with many waiting no new one may come for a long time
         self._pause_s /= 2
         self._set_limit(self._limit + (1 / self._limit if self._overloads else 1))
 
@@ -112,6 +115,13 @@ class RequestGate:
         self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
         self._paused_until = self._clock.monotonic() + self._pause_s
         self._set_limit(self._limit / 2)
+
+    def _heed_share(self) -> None:
+        share = self._share() if self._share is not None else None
+        ceiling = self._most if share is None else min(self._most, share)
+        if ceiling != self._ceiling:
+            self._ceiling = ceiling
+            self._set_limit(self._limit)
 
     def _set_limit(self, limit: float) -> None:
         self._limit = min(float(self._ceiling), max(1.0, limit))

@@ -21,6 +21,7 @@ from durastore.upload.allowance import Allowance, RequestGate
 from durastore.upload.calls import Calls
 from durastore.upload.context import CreateOnly, Offload, UploadContext
 from durastore.upload.job import UploadJob, UploadLimits, UploadReply
+from durastore.upload.machine import MachineShare
 from durastore.upload.multipart import send_multipart
 from durastore.upload.port import TransportFactory
 from durastore.upload.single import send_single
@@ -169,12 +170,17 @@ class Uploader:
 
     async def _serve(self) -> None:
         offload = Offload(self._limits.io_threads)
+        cap = self._limits.machine_requests
+        machine = MachineShare(cap, clock=self._clock) if cap is not None else None
         with self._changed:
             self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
             self._main = asyncio.current_task()
         try:
+            if machine is not None:
+                await offload.run(machine.limit)  # the first look may make a folder, and is no work for the loop
             async with self._factory() as transport:
-                gate = RequestGate(self._limits.max_requests, clock=self._clock)
+                share = machine.limit if machine is not None else None
+                gate = RequestGate(self._limits.max_requests, clock=self._clock, share=share)
                 calls = Calls(
                     gate=gate, policy=self._policy, limits=self._limits, clock=self._clock, observer=self._observer
                 )
@@ -191,6 +197,8 @@ class Uploader:
         finally:
             with self._changed:
                 self._loop = self._wake = self._main = None
+            if machine is not None:
+                machine.close()
             # Blocks the loop on purpose, now that nothing else runs on it: callbacks still at work in the pool belong
             # to records that the caller may close as soon as we are gone.
             offload.close()

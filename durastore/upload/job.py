@@ -85,7 +85,9 @@ class UploadLimits:
     multipart_above: int = 16 * _MIB
     """Files larger than this go in parts."""
     max_requests: int = 32
-    """Requests in flight; SlowDown answers bring it down for a while. The caller shares the machine's cap out."""
+    """Requests in flight; SlowDown answers bring it down for a while, and other processes on this machine."""
+    machine_requests: int | None = None
+    """Requests in flight of all engines of this user on this machine that have such a cap; None: no other is heeded."""
     budget_bytes: int = 256 * _MIB
     """File bytes held in memory at once, over all jobs."""
     max_jobs: int = 64
@@ -106,6 +108,8 @@ class UploadLimits:
         for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ConfigError(f"upload limit {name} is {getattr(self, name)}", hint="it has to be at least 1")
+        if self.machine_requests is not None and self.machine_requests < 1:
+            raise ConfigError(f"upload limit machine_requests is {self.machine_requests}", hint="it is at least 1")
         if self.multipart_above < 0 or self.request_timeout_s <= 0 or self.least_bytes_per_s <= 0:
             raise ConfigError("multipart_above, request_timeout_s and least_bytes_per_s have to be positive")
 

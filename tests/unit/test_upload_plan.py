@@ -59,7 +59,17 @@ def test_an_empty_file_has_no_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["part_bytes", "least_part_bytes", "max_requests", "budget_bytes", "max_jobs", "max_queued", "io_threads"]
+    "field",
+    [
+        "part_bytes",
+        "least_part_bytes",
+        "max_requests",
+        "machine_requests",
+        "budget_bytes",
+        "max_jobs",
+        "max_queued",
+        "io_threads",
+    ],
 )
 def test_limits_check_themselves(field: str) -> None:
     with pytest.raises(ConfigError, match=field):
