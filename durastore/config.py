@@ -97,6 +97,8 @@ class StoreOptions:
     single_pack_bytes: int = 16 * _MIB
     """A sample of at least this size is a pack of its own."""
     is_any_filesystem_allowed: bool = False
+    orphan_age_s: float = 604_800.0
+    """Age, by the server's clock, at which an unfinished upload that no spool of this root goes on with is aborted."""
     audit_share: float = 0.01
     """Share of packs read back in full, whatever the endpoint attests; one of every reclaim batch is in any case."""
     reclaim_batch_packs: int = 64

@@ -31,7 +31,7 @@ from durastore.objectstore.directory_object import HIDDEN, OpenObject, enter, se
 from durastore.objectstore.directory_parts import PartBench
 from durastore.objectstore.directory_walk import walk_pages
 from durastore.objectstore.listing import Listing, pages_of
-from durastore.objectstore.port import Body, ObjectReader, ObjectStat, PartReply, WriteReply
+from durastore.objectstore.port import Body, ObjectReader, ObjectStat, OpenUpload, PartReply, WriteReply
 from durastore.objectstore.span import checked_span
 
 __all__ = ["DirectoryStore"]
@@ -142,7 +142,7 @@ class DirectoryStore:
         self.check_bucket()
         try:
             self._root.ensure_child(HIDDEN).close()
-            return self._bench.begin(key, metadata)
+            return self._bench.begin(key, metadata, now_s=self._now_s())
         except OSError as exc:
             raise UnknownAnswer(f"create upload of {key}: {exc.strerror}") from exc
 
@@ -163,6 +163,9 @@ class DirectoryStore:
 
     def list_parts(self, key: ObjectKey, upload_id: str) -> tuple[PartReply, ...]:
         return self._bench.parts(key, upload_id)
+
+    def list_uploads(self, prefix: str) -> tuple[OpenUpload, ...]:
+        return self._bench.uploads(prefix, now_s=self._now_s())
 
     def _create(
         self, key: ObjectKey, chunks: Callable[[], Iterator[Body]], *, note: Note, is_exclusive: bool

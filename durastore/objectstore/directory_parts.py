@@ -19,7 +19,7 @@ from durastore.errors import AmbiguousWrite, IntegrityError, RequestRefused
 from durastore.model import ObjectKey
 from durastore.objectstore.crc import Crc64Nvme, combine, crc64nvme_b64
 from durastore.objectstore.multipart import check_parts
-from durastore.objectstore.port import Body, PartReply
+from durastore.objectstore.port import Body, OpenUpload, PartReply
 
 __all__ = ["PartBench"]
 
@@ -30,6 +30,7 @@ _STEP_BYTES = 8 << 20
 class _Upload:
     key: ObjectKey
     metadata: dict[str, str]
+    begun_s: float
     file: IO[bytes]
     end: int = 0
     parts: dict[int, tuple[PartReply, int]] = field(default_factory=dict)
@@ -44,12 +45,12 @@ class PartBench:
         self._lock = threading.Lock()
         self._uploads: dict[str, _Upload] = {}
 
-    def begin(self, key: ObjectKey, metadata: Mapping[str, str]) -> str:
+    def begin(self, key: ObjectKey, metadata: Mapping[str, str], *, now_s: float) -> str:
         """A new upload's id. OSError where its file cannot be made."""
         file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115  # lives until the upload ends
         upload_id = secrets.token_hex(16)
         with self._lock:
-            self._uploads[upload_id] = _Upload(key=key, metadata=dict(metadata), file=file)
+            self._uploads[upload_id] = _Upload(key=key, metadata=dict(metadata), begun_s=now_s, file=file)
         return upload_id
 
     def keep(self, key: ObjectKey, upload_id: str, *, number: int, body: Body, crc64nvme: str) -> PartReply:
@@ -77,6 +78,15 @@ class PartBench:
         upload = self._upload(key, upload_id)
         with self._lock:
             return tuple(upload.parts[number][0] for number in sorted(upload.parts))
+
+    def uploads(self, prefix: str, *, now_s: float) -> tuple[OpenUpload, ...]:
+        """Those under way here; what another process has begun has no name and is not seen."""
+        with self._lock:
+            return tuple(
+                OpenUpload(key=upload.key, upload_id=upload_id, initiated_s=upload.begun_s, server_time_s=now_s)
+                for upload_id, upload in self._uploads.items()
+                if upload.key.text.startswith(prefix)
+            )
 
     def metadata(self, key: ObjectKey, upload_id: str) -> dict[str, str]:
         return self._upload(key, upload_id).metadata

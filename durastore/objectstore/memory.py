@@ -17,7 +17,7 @@ from durastore.model import ObjectKey
 from durastore.objectstore.crc import crc64nvme_b64
 from durastore.objectstore.listing import Listing, pages_of
 from durastore.objectstore.multipart import check_parts
-from durastore.objectstore.port import Body, ListPage, ObjectReader, ObjectStat, PartReply, WriteReply
+from durastore.objectstore.port import Body, ListPage, ObjectReader, ObjectStat, OpenUpload, PartReply, WriteReply
 from durastore.objectstore.span import checked_span
 
 __all__ = ["MemoryStore"]
@@ -38,6 +38,7 @@ class _Object:
 class _Upload:
     key: ObjectKey
     metadata: Mapping[str, str]
+    begun_s: float
     parts: dict[int, tuple[PartReply, bytes]] = field(default_factory=dict)
 
 
@@ -118,7 +119,7 @@ class MemoryStore:
     def create_upload(self, key: ObjectKey, *, metadata: Mapping[str, str]) -> str:
         upload_id = secrets.token_hex(16)
         with self._lock:
-            self._uploads[upload_id] = _Upload(key=key, metadata=dict(metadata))
+            self._uploads[upload_id] = _Upload(key=key, metadata=dict(metadata), begun_s=self._now_s())
         return upload_id
 
     def upload_part(self, key: ObjectKey, upload_id: str, *, number: int, body: Body, crc64nvme: str) -> PartReply:
@@ -150,6 +151,15 @@ class MemoryStore:
         with self._lock:
             held = self._upload(key, upload_id).parts
             return tuple(held[number][0] for number in sorted(held))
+
+    def list_uploads(self, prefix: str) -> tuple[OpenUpload, ...]:
+        now_s = self._now_s()
+        with self._lock:
+            return tuple(
+                OpenUpload(key=upload.key, upload_id=upload_id, initiated_s=upload.begun_s, server_time_s=now_s)
+                for upload_id, upload in self._uploads.items()
+                if upload.key.text.startswith(prefix)
+            )
 
     def _object(self, key: ObjectKey) -> _Object:
         with self._lock:

@@ -22,6 +22,7 @@ __all__ = [
     "ObjectStat",
     "ObjectStore",
     "ObjectWriter",
+    "OpenUpload",
     "PartReply",
     "WriteReply",
 ]
@@ -74,6 +75,18 @@ class PartReply:
     etag: str
     size_bytes: int
     crc64nvme: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenUpload:
+    """A multipart upload that was begun and neither completed nor aborted."""
+
+    key: ObjectKey
+    upload_id: str
+    initiated_s: float | None
+    """When it was begun, by the server's clock, Unix seconds; None where the server does not tell."""
+    server_time_s: float | None
+    """The server's own Date when it listed it: only by this is an age told."""
 
 
 class ObjectReader(Protocol):
@@ -155,6 +168,13 @@ class MultipartWriter(Protocol):
 
         A number can come more than once: some servers go on listing a part that was sent again. The etag tells which
         one an acknowledgement spoke of.
+        """
+        ...
+
+    def list_uploads(self, prefix: str) -> tuple[OpenUpload, ...]:
+        """The unfinished uploads of keys that start with `prefix`, over all pages, as far as the store tells of them.
+
+        Some endpoints list only those of an exact key, or none: what is not here may still be there. Safe to repeat.
         """
         ...
 

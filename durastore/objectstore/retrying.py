@@ -23,7 +23,16 @@ from durastore.errors import (
 )
 from durastore.model import ObjectKey
 from durastore.objectstore.listing import Listing, pages_of
-from durastore.objectstore.port import Body, ListPage, ObjectReader, ObjectStat, ObjectStore, PartReply, WriteReply
+from durastore.objectstore.port import (
+    Body,
+    ListPage,
+    ObjectReader,
+    ObjectStat,
+    ObjectStore,
+    OpenUpload,
+    PartReply,
+    WriteReply,
+)
 
 __all__ = ["RetryPolicy", "RetryingReader", "RetryingStore"]
 
@@ -237,6 +246,9 @@ class RetryingStore:
 
     def list_parts(self, key: ObjectKey, upload_id: str) -> tuple[PartReply, ...]:
         return _call(lambda: self._store.list_parts(key, upload_id), self._attempts())
+
+    def list_uploads(self, prefix: str) -> tuple[OpenUpload, ...]:
+        return _call(lambda: self._store.list_uploads(prefix), self._attempts())
 
     def _attempts(self) -> _Attempts:
         return _Attempts(self._policy, self._clock)

@@ -16,7 +16,7 @@ from durastore.model import ObjectKey
 from durastore.objectstore.classify import classify
 from durastore.objectstore.listing import Listing
 from durastore.objectstore.location import S3Options
-from durastore.objectstore.port import Body, ObjectReader, ObjectStat, PartReply, WriteReply
+from durastore.objectstore.port import Body, ObjectReader, ObjectStat, OpenUpload, PartReply, WriteReply
 from durastore.objectstore.s3_client import Connector
 from durastore.objectstore.s3_list import open_listing
 from durastore.objectstore.s3_read import S3Reader, server_time_of
@@ -141,6 +141,25 @@ class S3Store:
                 raise UnknownAnswer(f"list parts of {key}: the answer does not say where it goes on")
             marker = following
 
+    def list_uploads(self, prefix: str) -> tuple[OpenUpload, ...]:
+        client, found, arguments = self._client(), list[OpenUpload](), dict[str, str]()
+        while True:
+            try:
+                answer = client.list_multipart_uploads(Bucket=self._bucket, Prefix=prefix, **arguments)
+            except Exception as exc:
+                raise classify(exc, write=False, what=f"list uploads of {prefix!r}") from exc
+            now_s = server_time_of(answer)
+            found += [_open_upload(each, now_s) for each in answer.get("Uploads", []) if each["Key"].startswith(prefix)]
+            if answer.get("IsTruncated") is False:
+                return tuple(found)
+            following = {
+                "KeyMarker": answer.get("NextKeyMarker") or "",
+                "UploadIdMarker": answer.get("NextUploadIdMarker") or "",
+            }
+            if not following["KeyMarker"] or following == arguments:
+                raise UnknownAnswer(f"list uploads of {prefix!r}: the answer does not say where it goes on")
+            arguments = following
+
     def _client(self) -> Any:
         return self._reader.client()
 
@@ -187,6 +206,16 @@ def _listed_part(part: PartReply, *, has_checksum: bool) -> dict[str, Any]:
     if has_checksum and part.crc64nvme:
         listed["ChecksumCRC64NVME"] = part.crc64nvme
     return listed
+
+
+def _open_upload(upload: Mapping[str, Any], now_s: float | None) -> OpenUpload:
+    begun = upload.get("Initiated")
+    return OpenUpload(
+        key=ObjectKey(upload["Key"]),
+        upload_id=str(upload["UploadId"]),
+        initiated_s=begun.timestamp() if begun is not None else None,
+        server_time_s=now_s,
+    )
 
 
 def _found_part(part: Mapping[str, Any]) -> PartReply:

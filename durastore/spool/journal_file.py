@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from durastore.errors import JournalFailed
@@ -30,7 +31,7 @@ from durastore.spool.journal_db import (
     is_rollback_due,
 )
 
-__all__ = ["OpenedJournal", "open_database", "set_aside"]
+__all__ = ["OpenedJournal", "open_database", "reading_current", "set_aside"]
 
 _NAME = re.compile(r"journal-([1-9][0-9]{0,8})\.(sqlite|sqlite-wal|sqlite-shm|sqlite-journal|failed)")
 
@@ -62,6 +63,27 @@ def open_database(folder: Folder, quarantine: Folder, *, is_wal: bool, fresh_fac
         database.close()
         raise
     return OpenedJournal(database=database, replaced=replaced)
+
+
+@contextmanager
+def reading_current(folder: Folder) -> Iterator[sqlite3.Connection]:
+    """The journal that is in use in `folder`, perhaps by another process, for reading only. Nothing is changed.
+
+    `JournalFailed` where there is none, or it failed or is damaged; `FormatUnsupported` for a newer major.
+    """
+    number = _highest(folder)
+    if number == 0 or folder.has(failed_marker(_name(number))):
+        raise JournalFailed(f"{folder.path} has no sound journal")
+    try:
+        connection = connect(folder, _name(number), is_read_only=True)
+        try:
+            if is_empty(connection):
+                raise JournalFailed(f"journal {folder.path / _name(number)} is empty")
+            yield connection
+        finally:
+            connection.close()
+    except SQLITE_ERRORS as exc:
+        raise JournalFailed(f"reading journal {folder.path / _name(number)}: {exc}") from exc
 
 
 def _current(folder: Folder) -> tuple[int, str | None]:

@@ -35,7 +35,7 @@ from durastore.spool.recovery import RecoveryReport, recover_spool
 from durastore.spool.root import SpoolRoot
 from durastore.spool.salvage import Place, SalvageReport, salvage_pack
 
-__all__ = ["Spool", "claim_idle_siblings"]
+__all__ = ["Spool", "claim_idle_siblings", "spool_folder_name", "spool_numbers"]
 
 _NAME = re.compile(r"w-([0-9]{2,6})")
 _LOCK = "lock"
@@ -82,7 +82,7 @@ class Spool:
 
         `UnsupportedFilesystem` where locks do not exclude; errors of the journal pass through.
         """
-        numbers = _numbers(root)
+        numbers = spool_numbers(root)
         following = max(numbers, default=-1) + 1
         for number in [*numbers, *range(following, following + 10_000)]:
             spool = _try_claim(root, number, clock=clock)
@@ -230,7 +230,7 @@ def claim_idle_siblings(root: SpoolRoot, *, clock: Clock) -> list[Spool]:
     """Every unlocked spool of the root that still has packs: its process is gone, so somebody else has to drain it."""
     claimed: list[Spool] = []
     with ExitStack() as held:  # if one cannot be opened, those before it must not stay locked by this process
-        for number in _numbers(root):
+        for number in spool_numbers(root):
             spool = _try_claim(root, number, clock=clock)
             if spool is None:
                 continue
@@ -243,14 +243,19 @@ def claim_idle_siblings(root: SpoolRoot, *, clock: Clock) -> list[Spool]:
     return claimed
 
 
-def _numbers(root: SpoolRoot) -> list[int]:
+def spool_numbers(root: SpoolRoot) -> list[int]:
+    """The numbers of all spools that were ever made in the root, sorted."""
     matches = (_NAME.fullmatch(name) for name in root.folder.names())
     return sorted(int(match[1]) for match in matches if match is not None)
 
 
+def spool_folder_name(number: int) -> str:
+    return f"w-{number:02d}"
+
+
 def _try_claim(root: SpoolRoot, number: int, *, clock: Clock) -> Spool | None:
     with ExitStack() as opened:
-        folder = opened.enter_context(root.folder.ensure_child(f"w-{number:02d}"))
+        folder = opened.enter_context(root.folder.ensure_child(spool_folder_name(number)))
         lock = FlockedFile.try_lock(folder, _LOCK)
         if lock is None:
             return None

@@ -7,6 +7,7 @@ Order: options -> bucket -> failure domain -> spool root and lock -> marker and 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -39,6 +40,7 @@ from durastore.store.room import Room
 from durastore.store.services import Services
 from durastore.store.settling import Settling
 from durastore.store.store import Store, StoreParts
+from durastore.store.unfinished import abort_unfinished
 from durastore.upload.engine import Uploader
 from durastore.upload.job import UploadLimits
 from durastore.upload.port import TransportFactory
@@ -80,6 +82,7 @@ class OptionOverrides(TypedDict, total=False):
     stall_s: float
     probe: str
     audit_share: float
+    orphan_age_s: float
     seal_age_s: float
     pack_target_bytes: int
     single_pack_bytes: int
@@ -187,7 +190,13 @@ class _Opener:
         )
         for lane in self._lanes:
             lane.start(writer if lane.number == 0 else None)
+        self._look_for_unfinished(services, spool)
         return Store(parts)
+
+    def _look_for_unfinished(self, services: Services, spool: Spool) -> None:
+        stopping = threading.Event()
+        self._resources.callback(stopping.set)  # before the pool is waited for
+        services.pool.submit(abort_unfinished, services, spool, is_stopping=stopping.is_set)
 
     def s3_options(self) -> S3Options:
         """The same for all that is opened: what one of them learns about headers holds for the others."""

@@ -280,6 +280,20 @@ class ObjectStoreTests:
             store.head(key)
         assert _keys(store, f"{prefix}/") == []
 
+    def test_unfinished_uploads_are_listed_with_their_age(self, store: ObjectStore, prefix: str) -> None:
+        key, other = ObjectKey(f"{prefix}/begun/a"), ObjectKey(f"{prefix}/other")
+        ids = {store.create_upload(key, metadata={}) for _ in range(2)}
+        store.create_upload(other, metadata={})
+        found = store.list_uploads(f"{prefix}/begun/")
+        assert {(upload.key, upload.upload_id) for upload in found} == {(key, upload_id) for upload_id in ids}
+        for upload in found:
+            assert upload.initiated_s is not None
+            assert upload.server_time_s is not None
+            assert -2 <= upload.server_time_s - upload.initiated_s < 600
+        store.abort_upload(key, ids.pop())
+        assert {upload.upload_id for upload in store.list_uploads(f"{prefix}/begun/")} == ids
+        assert store.list_uploads(f"{prefix}/nothing/") == ()
+
     # --- threads ----------------------------------------------------------------------------------------------------
 
     def test_threads_do_not_mix_answers(self, store: ObjectStore, prefix: str) -> None:

@@ -17,13 +17,21 @@ from durastore.errors import AmbiguousWrite, DurastoreError, EndpointUnreachable
 from durastore.model import ObjectKey
 from durastore.objectstore.classify import Refusal, classify_refusal
 from durastore.objectstore.listing import Listing, pages_of
-from durastore.objectstore.port import Body, ListPage, ObjectReader, ObjectStat, ObjectStore, PartReply, WriteReply
+from durastore.objectstore.port import (
+    Body,
+    ListPage,
+    ObjectReader,
+    ObjectStat,
+    ObjectStore,
+    OpenUpload,
+    PartReply,
+    WriteReply,
+)
+from durastore.testing.wrong_bytes import misread, with_wrong_byte, with_zero_block
 
 __all__ = ["Fault", "FaultRule", "FaultyReader", "FaultyStore"]
 
 T = TypeVar("T")
-
-BLOCK_BYTES = 4096
 
 
 class Fault(Enum):
@@ -117,29 +125,6 @@ def _raise_before(fault: Fault | None, op: str, *, key: str, is_write: bool) -> 
         raise classify_refusal(_REFUSALS[fault], write=is_write, what=op, key=key)
 
 
-def _with_zero_block(offset: int, data: bytes) -> bytes:
-    """Bytes read at `offset`, the object's second block (or its only one) zeroed."""
-    return _overlay(offset, data, start=BLOCK_BYTES, block=bytes(BLOCK_BYTES))
-
-
-def _with_wrong_byte(offset: int, data: bytes) -> bytes:
-    if offset or not data:
-        return data
-    return bytes([data[0] ^ 0x01]) + data[1:]
-
-
-def _misread(data: bytes) -> bytes:
-    """One wrong bit, but not the one that damage flips: two faults must not add up to the right bytes."""
-    return bytes([data[0] ^ 0x80]) + data[1:] if data else data
-
-
-def _overlay(offset: int, data: bytes, *, start: int, block: bytes) -> bytes:
-    low, high = max(start, offset), min(start + len(block), offset + len(data))
-    if low >= high:
-        return data
-    return data[: low - offset] + block[low - start : high - start] + data[high - offset :]
-
-
 class FaultyReader:
     """`ObjectReader` with faults."""
 
@@ -166,7 +151,7 @@ class FaultyReader:
             data = self._reader.fetch(key, offset=offset, length=length, if_match=if_match)
             data = self._damaged(key, offset, data=data)
             if fault is Fault.WRONG_BYTE:
-                return _misread(data)
+                return misread(data)
             if fault is Fault.SHORT_READ:
                 return data[: len(data) // 2]
             _raise_broken(fault, key)
@@ -184,7 +169,7 @@ class FaultyReader:
 
         fault, data = _call(self._state, "fetch_chunks", key=key, is_write=False, action=action)
         if fault is Fault.WRONG_BYTE:
-            data = _misread(data)
+            data = misread(data)
         stop = len(data) // 2 if fault in (Fault.SHORT_READ, Fault.TRUNCATE, Fault.CUT_BODY) else len(data)
         for start in range(0, stop, chunk_bytes):
             yield data[start : min(start + chunk_bytes, stop)]
@@ -262,7 +247,7 @@ class FaultyStore:
     def damage(self, key: ObjectKey, fault: Fault) -> None:
         """From now on the stored bytes of `key` are wrong; `fault` is `ZERO_BLOCK` or `FLIP_BYTE`."""
         with self._state.lock:
-            self._state.damage[key] = _with_zero_block if fault is Fault.ZERO_BLOCK else _with_wrong_byte
+            self._state.damage[key] = with_zero_block if fault is Fault.ZERO_BLOCK else with_wrong_byte
 
     @property
     def url(self) -> str:
@@ -368,6 +353,13 @@ class FaultyStore:
         return _call(
             self._state, "list_parts", key=key, is_write=False, action=lambda _: self.inner.list_parts(key, upload_id)
         )
+
+    def list_uploads(self, prefix: str) -> tuple[OpenUpload, ...]:
+        fault = self._state.due("list_uploads", prefix)
+        _raise_before(fault, "list_uploads", key=prefix, is_write=False)
+        if fault is Fault.DROP_RESPONSE:
+            raise EndpointUnreachable(f"list_uploads {prefix}: the answer was lost (scripted)")
+        return self.inner.list_uploads(prefix)
 
     def _remember(self, key: ObjectKey) -> None:
         """What a lagging index would still say after the write that is about to happen."""

@@ -13,6 +13,7 @@ import xxhash
 from durastore.clock import SYSTEM_CLOCK
 from durastore.codec.encode import EncodedSample, SampleContext, encode_sample
 from durastore.formats.pack import iter_pack, member_name
+from durastore.formats.upload_session import UploadSession
 from durastore.model import Digest, Evidence, EvidenceLevel, ObjectKey, PackKind, PackState, Run, SampleId
 from durastore.spool import spool as spool_module
 from durastore.spool.journal import PackRecord
@@ -147,6 +148,16 @@ def evidence_of(record: PackRecord, *, level: EvidenceLevel = EvidenceLevel.READ
         version_id=None,
         taken=SYSTEM_CLOCK.stamp().render(),
     )
+
+
+def record_upload(spool: Spool, upload_id: str) -> None:
+    """A sealed pack whose upload in parts is under way."""
+    spool.bind("p")
+    writer = writer_of(spool)
+    ((pack_id, _),) = writer.append([sample("in parts")])
+    writer.seal_open()
+    writer.close()
+    spool.journal.record_session(pack_id, UploadSession(upload_id=upload_id, part_bytes=8 << 20))
 
 
 class Answer:
