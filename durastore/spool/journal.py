@@ -20,15 +20,8 @@ from durastore.model import Digest, Evidence, ObjectKey, PackState, Run, SampleE
 from durastore.spool import journal_notes as notes
 from durastore.spool import journal_steps as steps
 from durastore.spool.journal_file import open_database
-from durastore.spool.journal_rows import find_entries, load_entries, load_pack, load_packs
-from durastore.spool.records import (
-    PackFile,
-    PackRecord,
-    Replacement,
-    SealFacts,
-    UploadAnswer,
-    WriterRecord,
-)
+from durastore.spool.journal_rows import PackLists, find_entries, load_entries, load_pack, load_packs
+from durastore.spool.records import PackFile, PackRecord, Replacement, SealFacts, UploadAnswer, WriterRecord
 
 __all__ = ["FACT_DOUBTFUL", "FACT_OLDER", "FACT_REBUILD", "Journal", "PackRecord", "SealFacts", "WriterRecord"]
 
@@ -58,6 +51,7 @@ class Journal:
         facts = {FACT_REBUILD: "pending"} if has_packs else {}
         opened = open_database(folder, quarantine, is_wal=is_wal, fresh_facts=facts)
         self._db = opened.database
+        self._lists = PackLists()
         self._writer = writer
         self._reserved: dict[WriterId, int] = {}
         self._used_bytes = 0
@@ -286,7 +280,7 @@ class Journal:
     def packs(self, *states: PackState) -> list[PackRecord]:
         """Packs in one of these states (all of them without any), oldest first."""
         with self._db.reading() as conn:
-            return load_packs(conn, states)
+            return self._lists.load(conn, states, writes=self._db.writes)
 
     def pack(self, pack_id: int) -> PackRecord:
         """`DurastoreError` if there is none of this number (any more)."""

@@ -112,6 +112,8 @@ class JournalDatabase:
         self._is_closed = False
         self._checkpoint_at = _CHECKPOINT_BYTES
         self.name = name
+        self.writes = 0
+        """Transactions of this process so far, whatever came of them; nobody else writes to a live journal."""
         try:
             self._connection = connect(folder, name)
         except SQLITE_ERRORS as exc:
@@ -211,6 +213,8 @@ class JournalDatabase:
                     self._checkpoint()
             except SQLITE_ERRORS as exc:
                 raise self._die(exc) from exc
+            finally:
+                self.writes += 1  # under the lock: whoever reads next sees the new count
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:

@@ -15,7 +15,7 @@ from durastore.fsio.identity import FileIdentity
 from durastore.model import Digest, ObjectKey, PackKind, PackState, SampleEntry, SampleId, WriterId
 from durastore.spool.records import PackFile, PackRecord
 
-__all__ = ["find_entries", "load_entries", "load_pack", "load_packs", "parse_pack"]
+__all__ = ["PackLists", "find_entries", "load_entries", "load_pack", "load_packs", "parse_pack"]
 
 _PACK_COLUMNS = (
     "pack_id, name, kind, state, writer, seq, size_bytes, digest, crc64nvme, key, identity, write_id, etag, "
@@ -90,6 +90,26 @@ def load_packs(conn: sqlite3.Connection, states: Sequence[PackState]) -> list[Pa
     where = f"WHERE state IN ({marks})" if states else ""
     sql = f"SELECT {_PACK_COLUMNS} FROM packs {where} ORDER BY pack_id"  # noqa: S608 - constants and question marks
     return [parse_pack(row) for row in conn.execute(sql, [state.value for state in states])]
+
+
+class PackLists:
+    """The last answer of `load_packs` for each set of states, good until the journal is written again: an idle pipeline
+    asks the same questions several times a second, about as many packs as the disk holds. Used under the journal's
+    lock.
+    """
+
+    def __init__(self) -> None:
+        self._writes = -1
+        self._lists: dict[tuple[PackState, ...], list[PackRecord]] = {}
+
+    def load(self, conn: sqlite3.Connection, states: tuple[PackState, ...], *, writes: int) -> list[PackRecord]:
+        """As `load_packs`, in a list of the caller's own. `writes`: how often the journal was written so far."""
+        if writes != self._writes:
+            self._lists.clear()
+            self._writes = writes
+        if states not in self._lists:
+            self._lists[states] = load_packs(conn, states)
+        return list(self._lists[states])
 
 
 def load_entries(conn: sqlite3.Connection, pack_id: int) -> list[SampleEntry]:

@@ -277,6 +277,22 @@ def test_a_new_file_keeps_the_pack_id_and_splits_off_what_was_lost(journal: Jour
     assert journal.used_bytes() == 600
 
 
+def test_packs_are_told_as_of_the_last_step_however_often_they_are_asked_for(journal: Journal) -> None:
+    assert journal.packs(PackState.SEALED) == journal.packs() == []
+    record = sealed(journal)
+    asked = journal.packs(PackState.SEALED)
+    assert asked == [record]
+    asked.clear()  # the answer is the caller's own
+    assert journal.packs(PackState.SEALED) == [record]
+    with pytest.raises(DurastoreError):
+        journal.record_reclaimed(record.pack_id)
+    write_id = journal.write_id(record.pack_id)
+    assert [each.write_id for each in journal.packs(PackState.SEALED)] == [write_id]
+    journal.move_back(record.pack_id, PackState.QUARANTINED, reason="planned")
+    assert journal.packs(PackState.SEALED) == []
+    assert [each.state for each in journal.packs(PackState.QUARANTINED)] == [PackState.QUARANTINED]
+
+
 def test_samples_are_found_in_every_pack_that_has_them(journal: Journal) -> None:
     first, second = sealed(journal, 1, "a", "b"), sealed(journal, 2, "a")
     assert [(r.pack_id, e.offset) for r, e in journal.find_sample(SampleId("a"))] == [
