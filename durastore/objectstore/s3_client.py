@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,12 +18,13 @@ from durastore.objectstore.classify import classify
 from durastore.objectstore.location import S3Options
 from durastore.objectstore.per_process import PerProcess
 
-__all__ = ["PAGE_BODY", "Connector", "expecting_owner", "refuse_blind_redirect"]
+__all__ = ["PAGE_BODY", "Connector", "expecting_owner", "refuse_blind_redirect", "shared_loader"]
 
 PAGE_BODY = "durastore-page"
 """Where a ListObjectsV2 answer carries the page's own bytes, unparsed."""
 _POOL_SIZE = 128
 _REDIRECTS = (301, 302, 307)
+_KEPT_CLIENTS = 8
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -42,18 +44,34 @@ class Connector:
         self.options = options
         self._session: PerProcess[_Session] = PerProcess(self._open_session)
         self._lock: PerProcess[Any] = PerProcess(threading.Lock)
+        self._closed: PerProcess[list[Any]] = PerProcess(list)
 
     def __repr__(self) -> str:
         return f"Connector(s3://{self.bucket})"
 
     def connect(self) -> Any:
-        """A new boto3 client that shares no connection with any other. No request is sent."""
-        session = self._session.get()
+        """A boto3 client without any connection, the caller's alone until `give_back`. No request is sent."""
+        session, closed = self._session.get(), self._closed.get()
+        try:
+            return closed.pop()
+        except IndexError:
+            pass
         with self._lock.get():  # a session must not make two clients at once
             client = self._open_client(session, self.options.addressing_style)
             if self.options.addressing_style == "auto" and self.is_path_style(client):
                 client = self._open_client(session, "path")
         return client
+
+    def give_back(self, client: Any) -> None:
+        """Close `client`, one of `connect`'s, and keep it for the next: making one takes longer than most requests.
+
+        Closing drops its pools, so whoever gets it next opens connections of his own (proofs rely on that); a request
+        of its last user that is still under way ends on a pool that nobody takes from any more.
+        """
+        client.close()
+        closed = self._closed.get()
+        if len(closed) < _KEPT_CLIENTS:
+            closed.append(client)
 
     def credentials(self) -> Any:
         """botocore's credentials object, which refreshes itself; ask it for values only where a request is signed."""
@@ -70,7 +88,7 @@ class Connector:
         try:
             return str(client.meta.endpoint_url)
         finally:
-            client.close()
+            self.give_back(client)
 
     def is_path_style(self, client: Any) -> bool:
         """True if the bucket goes into the path of a URL, not into its host."""
@@ -88,6 +106,7 @@ class Connector:
 
         try:
             core = botocore.session.Session(profile=self.options.profile)
+            core.register_component("data_loader", shared_loader(core.get_config_variable("data_path")))
             session = boto3.Session(botocore_session=core, region_name=self.options.region)
             credentials = session.get_credentials()
         except botocore.exceptions.BotoCoreError as exc:
@@ -125,6 +144,16 @@ class Connector:
         # First, because a handler of botocore's own would parse the page once more.
         client.meta.events.register_first("before-parse.s3.ListObjectsV2", _keep_page)
         return client
+
+
+@lru_cache(maxsize=4)
+def shared_loader(data_path: str | None) -> Any:
+    """botocore's loader of its service descriptions, one for all sessions: each would parse the same megabytes of JSON
+    again. It keeps what it parsed, and nobody writes to that.
+    """
+    import botocore.loaders
+
+    return botocore.loaders.create_loader(data_path)
 
 
 def _without_expect(request: Any, **_: object) -> None:

@@ -29,6 +29,7 @@ class S3Reader:
     """`ObjectReader` over clients of its own, made at first use in each process. Thread-safe."""
 
     def __init__(self, connector: Connector) -> None:
+        self._connector = connector
         self._bucket = connector.bucket
         self._clients: PerProcess[Any] = PerProcess(connector.connect)
         self._ranged: PerProcess[RangedReads] = PerProcess(lambda: RangedReads(connector, self.client()))
@@ -44,7 +45,7 @@ class S3Reader:
         self._ranged.take()
         client = self._clients.take()
         if client is not None:
-            client.close()
+            self._connector.give_back(client)
 
     def head(self, key: ObjectKey) -> ObjectStat:
         client = self.client()

@@ -28,7 +28,7 @@ from durastore.model import ObjectKey
 from durastore.objectstore.classify import classify
 from durastore.objectstore.location import S3Options
 from durastore.objectstore.port import ObjectStat, PartReply, WriteReply
-from durastore.objectstore.s3_client import expecting_owner, refuse_blind_redirect
+from durastore.objectstore.s3_client import expecting_owner, refuse_blind_redirect, shared_loader
 from durastore.objectstore.s3_read import is_archived, server_time_of
 from durastore.upload.port import Transport, TransportFactory
 
@@ -262,8 +262,11 @@ def _is_path_style(bucket: str, endpoint_url: str) -> bool:
 
 async def _open_client(stack: AsyncExitStack, bucket: str, *, options: S3Options, max_requests: int) -> Any:
     import aioboto3
+    from aiobotocore.session import AioSession
 
-    session = aioboto3.Session(profile_name=options.profile, region_name=options.region)
+    core = AioSession(profile=options.profile)
+    core.register_component("data_loader", shared_loader(core.get_config_variable("data_path")))
+    session = aioboto3.Session(botocore_session=core, region_name=options.region)
     if await session.get_credentials() is None:
         raise CredentialsRefused("no AWS credentials found", hint="set them up for the standard AWS chain")
 

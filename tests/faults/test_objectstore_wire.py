@@ -12,6 +12,7 @@ from durastore.model import ObjectKey
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
 from durastore.objectstore.port import ObjectReader, ObjectStore
 from durastore.objectstore.retrying import RetryingStore, RetryPolicy
+from durastore.objectstore.s3_client import Connector
 from tests.faults.objectstore_scripted import DATE_S, Answer, ScriptedS3, SeenRequest, error_body
 
 KEY = ObjectKey("p/k")
@@ -331,6 +332,30 @@ def test_a_fresh_reader_opens_connections_of_its_own() -> None:
             reader.close()
             assert server.connections == already_open + 2
         store.close()
+
+
+def test_a_client_is_used_again_without_any_of_its_connections() -> None:
+    with ScriptedS3() as server:
+        server.script(Answer(headers=HEADERS, body=BODY))
+        connector = Connector("bucket", S3Options(endpoint_url=server.endpoint_url, region="us-east-1"))
+        first, second = connector.connect(), connector.connect()
+        assert first is not second  # nobody else's while it is in use
+        for count in (1, 1):
+            first.head_object(Bucket="bucket", Key="k")
+            assert server.connections == count
+        connector.give_back(first)
+        again = connector.connect()
+        assert again is first
+        again.head_object(Bucket="bucket", Key="k")
+        assert server.connections == 2
+
+
+def test_clients_that_are_given_back_do_not_pile_up() -> None:
+    connector = Connector("bucket", S3Options(endpoint_url="http://127.0.0.1:1", region="us-east-1"))
+    clients = [connector.connect() for _ in range(10)]
+    for client in clients:
+        connector.give_back(client)
+    assert sum(connector.connect() in clients for _ in range(10)) == 8
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
