@@ -18,7 +18,7 @@ from durastore.errors import UnsupportedTensor
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Source", "copy_into", "inspect_tensor"]
+__all__ = ["Source", "copy_into", "flat_bytes", "inspect_tensor"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,18 @@ def _no_form(name: str, dtype: str) -> UnsupportedTensor:
     )
 
 
+def flat_bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+    """The bytes of a torch tensor as they lie in the CPU's memory, not copied; None where they are not its elements in
+    order (strides, another device, lazy conjugation or negation).
+
+    For copies by numpy: torch's own wakes a compute thread for each thread that copies, and these spin afterwards.
+    """
+    if value.device.type != "cpu" or not value.is_contiguous() or value.is_conj() or value.is_neg():
+        return None
+    flat: np.ndarray[Any, np.dtype[np.uint8]] = value.detach().reshape(-1).view(sys.modules["torch"].uint8).numpy()
+    return flat
+
+
 def copy_into(target: np.ndarray[Any, np.dtype[np.uint8]], source: Source) -> None:
     """Copy every element of `source` into `target`, a contiguous byte array of exactly its size.
 
@@ -108,6 +120,10 @@ def copy_into(target: np.ndarray[Any, np.dtype[np.uint8]], source: Source) -> No
     if source.is_torch:
         torch = sys.modules["torch"]
         value = source.value
+        data = flat_bytes(value)
+        if data is not None:
+            target[...] = data
+            return
         torch.from_numpy(target).view(value.dtype).view(value.shape).copy_(value)
         return
     import numpy as np

@@ -7,7 +7,8 @@ tensors at once. Must never hold on to a caller's tensor and never put a time or
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -28,6 +29,7 @@ from durastore.codec.header import (
 )
 from durastore.codec.planes import CODEC, LEAST_SAVING, Piece, choose_planes, encode_chunk
 from durastore.codec.render import render_header
+from durastore.codec.staging import Staging, TorchCuda, is_on_cuda
 from durastore.errors import IntegrityError, InvalidInput
 from durastore.model import Digest, Run, SampleEntry, SampleId, TensorSpec, parse_json, render_json
 
@@ -37,6 +39,8 @@ CHUNK_BYTES = 1 << 20
 COMPRESS_CHOICES = ("auto", "none", CODEC)
 LEAST_PACKED_BYTES: Mapping[str, int] = MappingProxyType({"auto": 16 << 10, CODEC: 1})
 MAX_META_DEPTH = 32
+GPU_STAGING = Staging(cuda=TorchCuda(), size_bytes=64 << 20)
+"""Where tensors of a GPU pass through, for all stores of the process; nothing is allocated before the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,12 +196,30 @@ def _store(sources: list[Source], *, compress: str) -> tuple[tuple[memoryview, .
     data = buffer.data.toreadonly()
     stored: list[tuple[TensorSpec, list[memoryview]]] = []
     start = 0
-    for source, size in zip(sources, sizes, strict=True):
-        copy_into(buffer[start : start + size], source)
-        stored.append(_store_one(source, data[start : start + size], compress=compress))
-        start += size
+    with _on_host(sources) as copies:
+        for source, size in zip(copies, sizes, strict=True):
+            copy_into(buffer[start : start + size], source)
+            stored.append(_store_one(source, data[start : start + size], compress=compress))
+            start += size
     stored.sort(key=lambda each: each[0].codec != "raw")  # what is left raw keeps its order
     return tuple(piece for _, pieces in stored for piece in pieces), [spec for spec, _ in stored]
+
+
+@contextmanager
+def _on_host(sources: list[Source]) -> Iterator[list[Source]]:
+    """The sources, those of a GPU in host memory until the block is left. All their copies are begun before the first
+    is waited for, and what the caller launched after computing them is not waited for at all.
+    """
+    on_cuda = {source.name: source.value for source in sources if is_on_cuda(source.value)}
+    staged = GPU_STAGING.begin(on_cuda) if on_cuda else None
+    if staged is None:
+        yield sources
+        return
+    try:
+        copies = staged.wait()
+        yield [replace(s, value=copies[s.name]) if s.name in copies else s for s in sources]
+    finally:
+        staged.release()
 
 
 def _store_one(source: Source, data: memoryview, *, compress: str) -> tuple[TensorSpec, list[memoryview]]:

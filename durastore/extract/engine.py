@@ -6,7 +6,7 @@ disk or the bucket.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,13 +15,19 @@ from durastore.extract.rows import TokenRow
 __all__ = ["Engine", "Extracted", "Refused"]
 
 
+def _no_fault(_: Mapping[str, Any]) -> str | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extracted:
-    """The tensors of one sample, on the CPU, one row per token, padding gone."""
+    """The tensors of one sample, one row per token, padding gone; on any device, and perhaps not computed yet."""
 
     tensors: Mapping[str, Any]
     held_bytes: int
-    """Memory that stays in use until the tensors are dropped (a view counts its share of the batch)."""
+    """Host memory that the sample takes until it is stored."""
+    find_fault: Callable[[Mapping[str, Any]], str | None] = _no_fault
+    """Why these tensors, copied to host memory, may not be stored; asked by the thread that stores them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

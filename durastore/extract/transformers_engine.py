@@ -1,13 +1,13 @@
 """Hidden states from a causal language model loaded with transformers.
 
 Duty: one right-padded forward pass of the decoder per batch, keeping only the wanted states (hooks; never all layers),
-and handing out each sample's rows without padding, checked. Must never hand out rows of another sample, padding, or
-states that are not finite.
+and handing out each sample's rows without padding, with the check that they have to pass. Must never hand out rows of
+another sample or padding, and never wait for the device: the next batch is launched while this one is computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from durastore.extract.engine import Extracted, Refused
 from durastore.extract.layers import LayerPlan
 from durastore.extract.model_identity import ModelSource
 from durastore.extract.rows import TokenRow
+from durastore.extract.state_faults import find_state_fault
 from durastore.observe.events import LOGGER
 
 if TYPE_CHECKING:
@@ -134,27 +135,33 @@ class TransformersEngine:
             mask[at, : len(row.input_ids)] = 1
         device = self._device()
         with self._capture.of(rows=len(rows), width=width) as capture, torch.inference_mode():
-            self._parts.decoder(
-                input_ids=torch.from_numpy(ids).to(device),
-                attention_mask=torch.from_numpy(mask).to(device),
-                use_cache=False,
-            )
+            self._parts.decoder(input_ids=_sent(ids, device), attention_mask=_sent(mask, device), use_cache=False)
             return capture.states()
 
-    def _cut(self, rows: Sequence[TokenRow], states: torch.Tensor) -> Iterator[Extracted | Refused]:
+    def _cut(self, rows: Sequence[TokenRow], states: torch.Tensor) -> Iterator[Extracted]:
+        """Views of each row's own states. Nothing is looked at or copied here: either would wait for the device."""
         import torch
 
-        faults = [_fault(states[at, : len(row.input_ids)], self._plan) for at, row in enumerate(rows)]
-        host = states.cpu()
         for at, row in enumerate(rows):
-            if faults[at] is not None:
-                yield Refused(reason=faults[at] or "")
-                continue
-            own = host[at, : len(row.input_ids)]
-            tensors = {"hidden_states": own, "input_ids": torch.from_numpy(row.input_ids.copy())}
+            own = states[at, : len(row.input_ids)]
+            tensors = {"hidden_states": own, "input_ids": torch.from_numpy(row.input_ids)}
             if row.loss_mask is not None:
-                tensors["loss_mask"] = torch.from_numpy(row.loss_mask.copy())
-            yield Extracted(tensors=tensors, held_bytes=host.nbytes // len(rows))
+                tensors["loss_mask"] = torch.from_numpy(row.loss_mask)
+            held_bytes = sum(tensor.nbytes for tensor in tensors.values())
+            yield Extracted(tensors=tensors, held_bytes=held_bytes, find_fault=self._find_fault)
+
+    def _find_fault(self, tensors: Mapping[str, Any]) -> str | None:
+        return find_state_fault(tensors["hidden_states"], self._plan.indices)
+
+
+def _sent(values: np.ndarray[Any, np.dtype[np.int64]], device: torch.device) -> torch.Tensor:
+    """The values on the device. From page-locked memory, which torch keeps until they are there: from any other the
+    copy would wait for all that the device still has to compute.
+    """
+    import torch
+
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class _Capture:
@@ -268,14 +275,3 @@ def _output_hook(capture: _Capture, slot: int) -> Any:
         capture.take(slot, output[0] if isinstance(output, tuple) else output)
 
     return hook
-
-
-def _fault(states: torch.Tensor, plan: LayerPlan) -> str | None:
-    """Why the states [T, L, H] of one sample are not worth storing: a NaN, an infinity, or a layer of only zeros."""
-    peaks = states.abs().amax(dim=(0, 2)).float().cpu().tolist()  # amax hands NaN on
-    for index, peak in zip(plan.indices, peaks, strict=True):
-        if peak != peak or peak == float("inf"):
-            return f"state {index} has a NaN or an infinity"
-        if peak == 0.0:
-            return f"state {index} is zero everywhere"
-    return None

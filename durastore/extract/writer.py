@@ -1,17 +1,20 @@
 """The one thread that stores samples, so that the model never waits for a disk until the queue is full.
 
-Duty: a queue bounded in bytes, `store.put` for each sample, a last `flush`. Must never drop a sample that it accepted
-without its run ending in an error, and never count one before `put` returned.
+Duty: a queue bounded in bytes, `store.put` for each sample, a last `flush`. What the model's thread does for a sample
+is to begin its copy to host memory; waiting for the copy, the look for faults and all the rest are this thread's. Must
+never drop a sample that it accepted without its run ending in an error, and never count one before `put` returned.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from durastore.errors import DurastoreError, InvalidInput
+from durastore.codec.staging import Staged, Staging, TorchCuda, is_on_cuda
+from durastore.errors import EngineFailed, InvalidInput
 from durastore.extract.engine import Extracted
 from durastore.extract.ports import SampleStore
 from durastore.extract.rows import RowFailure, TokenRow
@@ -24,17 +27,23 @@ _POLL_S = 0.1  # a waiting main thread looks up this often, because a signal han
 
 @dataclass(frozen=True, slots=True)
 class _Job:
+    """A sample in the queue. The model's own tensors are let go of: a GPU needs their memory for the next pass."""
+
     row: TokenRow
-    extracted: Extracted
+    held_bytes: int
+    find_fault: Callable[[Mapping[str, Any]], str | None]
+    staged: Staged
 
 
 class StoreWriter:
     """Takes samples from one thread and stores them in another. Start with `start`, end with `finish` and `wait`."""
 
-    def __init__(self, store: SampleStore, tally: Tally, *, limit_bytes: int) -> None:
+    def __init__(self, store: SampleStore, tally: Tally, *, limit_bytes: int, staging: Staging | None = None) -> None:
+        """`staging`: memory for samples on their way; by default made for the device of the first one."""
         self._store = store
         self._tally = tally
         self._limit_bytes = limit_bytes
+        self._staging = staging
         self._changed = threading.Condition()
         self._queue: deque[_Job] = deque()
         self._held_bytes = 0
@@ -53,18 +62,32 @@ class StoreWriter:
             return self._error
 
     def submit(self, row: TokenRow, extracted: Extracted, *, may_wait: Callable[[], bool]) -> bool:
-        """Queue a sample; wait for room while `may_wait` says so. False if it was not taken."""
+        """Queue a sample; wait for room while `may_wait` says so. False if it was not taken.
+
+        From one thread. Its tensors are copied, or on their way: see `Staging.begin` for when they may be changed.
+        """
+        if not self._has_room(extracted.held_bytes, may_wait=may_wait):
+            return False
+        staging = self._staging = self._staging or _staging_for(extracted)
+        staged = staging.begin(extracted.tensors, may_wait=lambda: self.error is None and may_wait())
+        if staged is None:
+            return False
         with self._changed:
-            while self._error is None and self._is_full_for(extracted.held_bytes):
+            if self._error is None:
+                self._queue.append(_Job(row, extracted.held_bytes, extracted.find_fault, staged))
+                self._held_bytes += extracted.held_bytes
+                self._changed.notify_all()
+                return True
+        staged.release()
+        return False
+
+    def _has_room(self, size_bytes: int, *, may_wait: Callable[[], bool]) -> bool:
+        with self._changed:
+            while self._error is None and self._is_full_for(size_bytes):
                 if not may_wait():
                     return False
                 self._changed.wait(_POLL_S)
-            if self._error is not None:
-                return False
-            self._queue.append(_Job(row, extracted))
-            self._held_bytes += extracted.held_bytes
-            self._changed.notify_all()
-            return True
+            return self._error is None
 
     def _is_full_for(self, size_bytes: int) -> bool:
         """An empty queue takes any sample, however large: it could never be stored otherwise."""
@@ -93,10 +116,13 @@ class StoreWriter:
             error = exc
         with self._changed:
             self._error = error
+            left = list(self._queue)
             self._queue.clear()
             self._held_bytes = 0
             self._is_done = True
             self._changed.notify_all()
+        for job in left:
+            job.staged.release()
 
     def _next(self) -> _Job | None:
         with self._changed:
@@ -105,8 +131,13 @@ class StoreWriter:
             return self._queue.popleft() if self._queue else None
 
     def _put(self, job: _Job) -> None:
-        row, tensors = job.row, job.extracted.tensors
+        row = job.row
         try:
+            tensors = _on_host(job)
+            fault = job.find_fault(tensors)
+            if fault is not None:
+                self._tally.add_failed(_failure(row, stage="states", reason=fault))
+                return
             self._store.put(
                 str(row.sample_id),
                 tensors,
@@ -114,15 +145,27 @@ class StoreWriter:
                 input_digest=row.input_digest.hex,
             )
         except InvalidInput as exc:  # this sample cannot be stored; others can
-            self._tally.add_failed(_store_failure(row, exc))
+            self._tally.add_failed(_failure(row, stage="store", reason=f"{exc.code}: {exc.message}"))
         else:
             tensor_bytes = sum(int(tensor.nbytes) for tensor in tensors.values())
             self._tally.add_ok(tokens=len(row.input_ids), tensor_bytes=tensor_bytes)
         finally:
+            job.staged.release()
             with self._changed:
-                self._held_bytes -= job.extracted.held_bytes
+                self._held_bytes -= job.held_bytes
                 self._changed.notify_all()
 
 
-def _store_failure(row: TokenRow, exc: DurastoreError) -> RowFailure:
-    return RowFailure(line=row.line, sample_id=row.sample_id, stage="store", reason=f"{exc.code}: {exc.message}")
+def _staging_for(extracted: Extracted) -> Staging:
+    return Staging(cuda=TorchCuda() if any(is_on_cuda(t) for t in extracted.tensors.values()) else None)
+
+
+def _on_host(job: _Job) -> Mapping[str, Any]:
+    try:
+        return job.staged.wait()
+    except Exception as exc:  # the device's own error, of this pass or of a later one
+        raise EngineFailed(f"the states did not reach host memory: {type(exc).__name__}: {exc}") from exc
+
+
+def _failure(row: TokenRow, *, stage: str, reason: str) -> RowFailure:
+    return RowFailure(line=row.line, sample_id=row.sample_id, stage=stage, reason=reason)

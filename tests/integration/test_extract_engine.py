@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from durastore.extract.engine import Extracted, Refused
 from durastore.extract.layers import LayerPlan, parse_layers
 from durastore.extract.model_identity import ModelSource, identify_model, resolve_model
 from durastore.extract.rows import TokenRow, input_digest
+from durastore.extract.state_faults import find_state_fault
 from durastore.extract.tokens import TransformersTokenizer
 from durastore.extract.transformers_engine import ModelSettings, TransformersEngine
 from durastore.model import SampleId
@@ -69,6 +70,10 @@ def _reference(model: Any, row: TokenRow) -> torch.Tensor:
     with torch.inference_mode():
         output = model(input_ids=torch.from_numpy(row.input_ids)[None], output_hidden_states=True)
     return torch.stack([state[0] for state in output.hidden_states], dim=1)
+
+
+def _faults(results: Sequence[Extracted | Refused]) -> list[str | None]:
+    return [each.find_fault(each.tensors) if isinstance(each, Extracted) else each.reason for each in results]
 
 
 def _states(result: Extracted | Refused) -> torch.Tensor:
@@ -164,13 +169,33 @@ def test_states_that_are_not_finite_or_all_zero_are_refused(tmp_path: Path, engi
     rows[0].input_ids[2] = 95
     with torch.no_grad():
         engine._model.get_input_embeddings().weight[95] = float("nan")
-    first, second = engine.extract(rows)
-    assert isinstance(first, Refused)
-    assert first.reason == "state 0 has a NaN or an infinity"
-    assert isinstance(second, Extracted)
+    assert _faults(engine.extract(rows)) == ["state 0 has a NaN or an infinity", None]
     with torch.no_grad():
         engine._model.get_input_embeddings().weight.zero_()
-    assert engine.extract(rows[1:]) == [Refused(reason="state 0 is zero everywhere")]
+    assert _faults(engine.extract(rows[1:])) == ["state 0 is zero everywhere"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "value, fault",
+    [
+        (float("nan"), "state 7 has a NaN or an infinity"),
+        (float("inf"), "state 7 has a NaN or an infinity"),
+        (float("-inf"), "state 7 has a NaN or an infinity"),
+        (-1.0, None),
+    ],
+)
+def test_one_bad_number_in_one_state_is_found(dtype: str, value: float, fault: str | None) -> None:
+    states = torch.full((5, 2, 3), -0.0, dtype=getattr(torch, dtype))
+    states[:, 0] = 6e-8  # the least positive numbers count as such
+    assert find_state_fault(states, (3, 7)) == "state 7 is zero everywhere"
+    states[4, 1, 2] = value
+    assert find_state_fault(states, (3, 7)) == fault
+
+
+def test_states_of_another_kind_are_not_taken_for_good() -> None:
+    fault = find_state_fault(torch.ones((1, 1, 1), dtype=torch.int32), (0,))
+    assert fault == "states are torch.int32, which cannot be checked"
 
 
 def test_health_runs_the_model(tmp_path: Path, engines: list[TransformersEngine]) -> None:

@@ -16,7 +16,15 @@ import numpy as np
 import pytest
 
 from durastore.clock import SYSTEM_CLOCK, ManualClock
-from durastore.errors import CredentialsRefused, DiskFailed, DurastoreError, InvalidInput, UnsupportedTensor
+from durastore.codec.staging import Staged, Staging
+from durastore.errors import (
+    CredentialsRefused,
+    DiskFailed,
+    DurastoreError,
+    EngineFailed,
+    InvalidInput,
+    UnsupportedTensor,
+)
 from durastore.extract import progress
 from durastore.extract.engine import Extracted, Refused
 from durastore.extract.ledger import FAILURES_FILE, LOG_FILE, Ledger
@@ -321,6 +329,94 @@ def test_the_queue_is_bounded_in_bytes_and_takes_one_oversized_sample() -> None:
         pass
     assert writer.error is None
     assert list(store.samples) == ["a", "b"]
+
+
+def _handed(
+    store: FakeStore, *samples: tuple[str, Extracted], after: Callable[[], None] = lambda: None
+) -> tuple[StoreWriter, Tally, list[RowFailure]]:
+    """The writer once all of these were handed over, `after` was called, and everything came to its end."""
+    failures: list[RowFailure] = []
+    tally = Tally(len(samples), record=failures.append)
+    writer = StoreWriter(store, tally, limit_bytes=1 << 20, staging=Staging(cuda=None, size_bytes=4096))
+    writer.start()
+    for name, extracted in samples:
+        writer.submit(_row(name), extracted, may_wait=lambda: True)
+    after()
+    writer.finish()
+    while not writer.wait():
+        pass
+    return writer, tally, failures
+
+
+def test_a_sample_is_what_it_was_when_it_was_handed_over() -> None:
+    gate = threading.Event()
+    states = np.arange(6.0)
+
+    def wait(_: str) -> None:
+        gate.wait()
+
+    def go_on() -> None:
+        states[:] = -1  # the engine's next pass
+        gate.set()
+
+    store = FakeStore(wait)
+    sample = Extracted(tensors={"hidden_states": states}, held_bytes=48)
+    writer, _, _ = _handed(store, ("a", sample), ("b", sample), after=go_on)
+    assert writer.error is None
+    assert [list(held[0]["hidden_states"]) for held in store.samples.values()] == [list(range(6))] * 2
+
+
+def test_a_fault_is_found_by_the_thread_that_stores_and_costs_only_its_sample() -> None:
+    threads: list[int] = []
+
+    def find_fault(tensors: Mapping[str, Any]) -> str | None:
+        threads.append(threading.get_ident())
+        return "state 3 is zero everywhere" if not tensors["h"].any() else None
+
+    samples = [
+        (name, Extracted(tensors={"h": np.array([value])}, held_bytes=8, find_fault=find_fault))
+        for name, value in (("good", 1.0), ("zero", 0.0), ("other", 2.0))
+    ]
+    store = FakeStore()
+    _, tally, failures = _handed(store, *samples)
+    assert list(store.samples) == ["good", "other"]
+    assert [(str(f.sample_id), f.stage, f.reason) for f in failures] == [
+        ("zero", "states", "state 3 is zero everywhere")
+    ]
+    assert (tally.counts().ok, tally.counts().failed) == (2, 1)
+    assert set(threads) == store.put_threads
+
+
+def test_more_samples_than_memory_pass_through_one_after_another() -> None:
+    samples = [(f"s{n}", Extracted(tensors={"h": np.full(3000, n, np.uint8)}, held_bytes=3000)) for n in range(20)]
+    store = FakeStore()
+    writer, _, _ = _handed(store, *samples)
+    assert writer.error is None
+    assert [int(held[0]["h"].max()) for held in store.samples.values()] == list(range(20))
+
+
+def test_a_copy_that_fails_on_its_way_ends_the_run_with_the_devices_words() -> None:
+    class Broken(Staging):
+        def begin(self, tensors: Mapping[str, Any], *, may_wait: Callable[[], bool] = lambda: True) -> Staged | None:
+            staged = super().begin(tensors, may_wait=may_wait)
+            assert staged is not None
+            staged.note(self)  # in an event's place
+            return staged
+
+        def synchronize(self) -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    store = FakeStore()
+    writer = StoreWriter(store, Tally(1, record=lambda _: None), limit_bytes=9, staging=Broken(cuda=None))
+    writer.submit(_row("a"), Extracted(tensors={"h": np.ones(2)}, held_bytes=16), may_wait=lambda: True)
+    writer.submit(_row("b"), Extracted(tensors={"h": np.ones(2)}, held_bytes=0), may_wait=lambda: False)
+    writer.start()
+    writer.finish()
+    while not writer.wait():
+        pass
+    assert isinstance(writer.error, EngineFailed)
+    assert "illegal memory access" in writer.error.message
+    assert store.samples == {}
 
 
 # --- signals -------------------------------------------------------------------------------------------------------
