@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import chain
 from pathlib import Path
 
 from tests.benchmarks.codec import codec_lines
+from tests.benchmarks.extraction import extraction_lines
+from tests.benchmarks.gpu import gpu_lines, why_no_gpu
+from tests.benchmarks.handover import handover_lines
 from tests.benchmarks.put import put_lines
 from tests.benchmarks.states import hidden_states
 
@@ -19,7 +23,16 @@ def main() -> None:
     turns = 7 if parser.parse_args().quick else 41
     samples = hidden_states(BUILD / "bench-states.pt")
     lines = []
-    for line in (*codec_lines(samples, turns=turns), *put_lines(samples, turns=turns, work=BUILD)):
+    model_lines = (handover_lines(samples, turns=turns, work=BUILD), gpu_lines(samples, turns=turns, work=BUILD))
+    all_lines = chain(
+        codec_lines(samples, turns=turns),
+        put_lines(samples, turns=turns, work=BUILD),
+        *model_lines,
+        extraction_lines(work=BUILD),
+    )
+    if (reason := why_no_gpu()) is not None:
+        print(reason, flush=True)  # noqa: T201 - so that a missing line is not taken for a forgotten one
+    for line in all_lines:
         mark = "met" if line.is_met else "MISSED"
         print(  # noqa: T201 - what the command is for
             f"{line.name:44} {line.durastore:10.3f} | {line.peer_name:36} {line.peer:10.3f} {line.unit:13}"
