@@ -103,9 +103,14 @@ def flat_bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
 
     For copies by numpy: torch's own wakes a compute thread for each thread that copies, and these spin afterwards.
     """
-    if value.device.type != "cpu" or not value.is_contiguous() or value.is_conj() or value.is_neg():
+    # Few calls, on purpose: after a forward pass none of this is in the CPU's caches, and each costs microseconds.
+    if not value.is_cpu or not value.is_contiguous() or value.is_neg() or (value.is_complex() and value.is_conj()):
         return None
-    flat: np.ndarray[Any, np.dtype[np.uint8]] = value.detach().reshape(-1).view(sys.modules["torch"].uint8).numpy()
+    if value.requires_grad:
+        value = value.detach()
+    if value.ndim == 0:
+        value = value[None]
+    flat: np.ndarray[Any, np.dtype[np.uint8]] = value.view(sys.modules["torch"].uint8).numpy().reshape(-1)
     return flat
 
 

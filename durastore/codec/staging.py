@@ -248,11 +248,10 @@ def _lay_out(tensors: Mapping[str, Any]) -> tuple[dict[str, _Place], int]:
 
 def _copy_now(source: Any, place: _Place, *, buffer: Any) -> None:
     data = flat_bytes(source) if place.is_torch else None
-    if data is None:
+    if data is None or is_torch(buffer):
         place.view(buffer)[...] = source
         return
     target = buffer[place.start : place.start + place.size_bytes]
-    target = target.numpy() if is_torch(target) else target
     if place.size_bytes <= _HELD_BYTES:
         target.data[:] = data.data
     else:

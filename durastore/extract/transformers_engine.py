@@ -140,13 +140,10 @@ class TransformersEngine:
 
     def _cut(self, rows: Sequence[TokenRow], states: torch.Tensor) -> Iterator[Extracted]:
         """Views of each row's own states. Nothing is looked at or copied here: either would wait for the device."""
-        import torch
-
         for at, row in enumerate(rows):
-            own = states[at, : len(row.input_ids)]
-            tensors = {"hidden_states": own, "input_ids": torch.from_numpy(row.input_ids)}
+            tensors: dict[str, Any] = {"hidden_states": states[at, : len(row.input_ids)], "input_ids": row.input_ids}
             if row.loss_mask is not None:
-                tensors["loss_mask"] = torch.from_numpy(row.loss_mask)
+                tensors["loss_mask"] = row.loss_mask
             held_bytes = sum(tensor.nbytes for tensor in tensors.values())
             yield Extracted(tensors=tensors, held_bytes=held_bytes, find_fault=self._find_fault)
 

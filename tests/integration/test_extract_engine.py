@@ -142,8 +142,8 @@ def test_tensors_are_what_the_row_says(tmp_path: Path, engines: list[Transformer
     assert isinstance(result, Extracted)
     assert {name: (str(t.dtype), tuple(t.shape)) for name, t in result.tensors.items()} == {
         "hidden_states": ("torch.bfloat16", (5, 1, 32)),
-        "input_ids": ("torch.int64", (5,)),
-        "loss_mask": ("torch.uint8", (5,)),
+        "input_ids": ("int64", (5,)),
+        "loss_mask": ("uint8", (5,)),
     }
     assert result.tensors["input_ids"].tolist() == row.input_ids.tolist()
 
