@@ -22,15 +22,16 @@ class Standing(Protocol):
 
 
 class SampleStore(Protocol):
-    """Where samples go. `put` returns when the sample is durable on this machine."""
+    """Where samples go. `put_many` returns when all of its samples are durable on this machine; on an error none counts
+    as stored.
+    """
 
-    def put(
+    def put_many(
         self,
-        sample_id: str,
-        tensors: Mapping[str, Any],
+        samples: Mapping[str, Mapping[str, Any]],
         *,
-        meta: Mapping[str, Any] | None = None,
-        input_digest: str | None = None,
+        meta: Mapping[str, Mapping[str, Any]] | None = None,
+        input_digests: Mapping[str, str] | None = None,
     ) -> object: ...
 
     def contains(self, sample_id: str, *, input_digest: str | None = None) -> bool: ...

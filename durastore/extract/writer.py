@@ -1,8 +1,9 @@
 """The one thread that stores samples, so that the model never waits for a disk until the queue is full.
 
-Duty: a queue bounded in bytes, `store.put` for each sample, a last `flush`. What the model's thread does for a sample
-is to begin its copy to host memory; waiting for the copy, the look for faults and all the rest are this thread's. Must
-never drop a sample that it accepted without its run ending in an error, and never count one before `put` returned.
+Duty: a queue bounded in bytes, `store.put_many` for what waits in it, a last `flush`. All that the model's thread does
+for a sample is to begin its copy to host memory; the wait for the copy, the look for faults and the rest happen here.
+Must never drop a sample that it accepted without its run ending in an error, and never count one before `put_many`
+returned.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from durastore.extract.tally import Tally
 
 __all__ = ["StoreWriter"]
 
+_GROUP_SAMPLES = 64
+_GROUP_BYTES = 16 << 20
 _POLL_S = 0.1  # a waiting main thread looks up this often, because a signal handler may not take locks
 
 
@@ -109,8 +112,8 @@ class StoreWriter:
     def _work(self) -> None:
         error: Exception | None = None
         try:
-            while (job := self._next()) is not None:
-                self._put(job)
+            while jobs := self._next():
+                self._store_all(jobs)
             self._store.flush()
         except Exception as exc:  # noqa: BLE001 - handed to the runner, which stops and reports it
             error = exc
@@ -124,36 +127,62 @@ class StoreWriter:
         for job in left:
             job.staged.release()
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> list[_Job]:
+        """The samples that wait, as one group up to a limit; none once the writer is finishing."""
         with self._changed:
             while not self._queue and not self._is_finishing:
                 self._changed.wait()
-            return self._queue.popleft() if self._queue else None
+            jobs: list[_Job] = []
+            names: set[str] = set()
+            size_bytes = 0
+            while self._queue and len(jobs) < _GROUP_SAMPLES:
+                job = self._queue[0]
+                size_bytes += job.held_bytes
+                if jobs and (size_bytes > _GROUP_BYTES or str(job.row.sample_id) in names):
+                    break
+                names.add(str(job.row.sample_id))
+                jobs.append(self._queue.popleft())
+            return jobs
 
-    def _put(self, job: _Job) -> None:
-        row = job.row
+    def _store_all(self, jobs: list[_Job]) -> None:
+        """One durable group: what the model made while the last one was written shares a sync."""
         try:
-            tensors = _on_host(job)
-            fault = job.find_fault(tensors)
-            if fault is not None:
-                self._tally.add_failed(_failure(row, stage="states", reason=fault))
-                return
-            self._store.put(
-                str(row.sample_id),
-                tensors,
-                meta={"n_tokens": len(row.input_ids), "line": row.line},
-                input_digest=row.input_digest.hex,
-            )
-        except InvalidInput as exc:  # this sample cannot be stored; others can
-            self._tally.add_failed(_failure(row, stage="store", reason=f"{exc.code}: {exc.message}"))
-        else:
-            tensor_bytes = sum(int(tensor.nbytes) for tensor in tensors.values())
-            self._tally.add_ok(tokens=len(row.input_ids), tensor_bytes=tensor_bytes)
+            ready: list[tuple[_Job, Mapping[str, Any]]] = []
+            for job in jobs:
+                tensors = _on_host(job)
+                fault = job.find_fault(tensors)
+                if fault is None:
+                    ready.append((job, tensors))
+                else:
+                    self._tally.add_failed(_failure(job.row, stage="states", reason=fault))
+            self._put(ready)
         finally:
-            job.staged.release()
+            for job in jobs:
+                job.staged.release()
             with self._changed:
-                self._held_bytes -= job.held_bytes
+                self._held_bytes -= sum(job.held_bytes for job in jobs)
                 self._changed.notify_all()
+
+    def _put(self, ready: list[tuple[_Job, Mapping[str, Any]]]) -> None:
+        if not ready:
+            return
+        rows = [job.row for job, _ in ready]
+        try:
+            self._store.put_many(
+                {str(job.row.sample_id): tensors for job, tensors in ready},
+                meta={str(row.sample_id): {"n_tokens": len(row.input_ids), "line": row.line} for row in rows},
+                input_digests={str(row.sample_id): row.input_digest.hex for row in rows},
+            )
+        except InvalidInput as exc:  # one of these samples cannot be stored; the others can
+            if len(ready) == 1:
+                self._tally.add_failed(_failure(rows[0], stage="store", reason=f"{exc.code}: {exc.message}"))
+                return
+            for each in ready:
+                self._put([each])
+            return
+        for job, tensors in ready:
+            tensor_bytes = sum(int(tensor.nbytes) for tensor in tensors.values())
+            self._tally.add_ok(tokens=len(job.row.input_ids), tensor_bytes=tensor_bytes)
 
 
 def _staging_for(extracted: Extracted) -> Staging:

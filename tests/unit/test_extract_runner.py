@@ -53,21 +53,25 @@ class FakeStore:
         self.samples: dict[str, tuple[Mapping[str, Any], Mapping[str, Any] | None, str | None]] = {}
         self.local: list[str] = []
         self.put_threads: set[int] = set()
+        self.groups: list[list[str]] = []
         self._on_put = on_put
         self._on_flush = on_flush
 
-    def put(
+    def put_many(
         self,
-        sample_id: str,
-        tensors: Mapping[str, Any],
+        samples: Mapping[str, Mapping[str, Any]],
         *,
-        meta: Mapping[str, Any] | None = None,
-        input_digest: str | None = None,
+        meta: Mapping[str, Mapping[str, Any]] | None = None,
+        input_digests: Mapping[str, str] | None = None,
     ) -> object:
         self.put_threads.add(threading.get_ident())
-        self._on_put(sample_id)
-        self.samples[sample_id] = ({k: v.copy() for k, v in tensors.items()}, meta, input_digest)
-        self.local.append(sample_id)
+        self.groups.append(list(samples))
+        for sample_id in samples:
+            self._on_put(sample_id)  # before any of the group is stored
+        for sample_id, tensors in samples.items():
+            copies = {k: v.copy() for k, v in tensors.items()}
+            self.samples[sample_id] = (copies, (meta or {}).get(sample_id), (input_digests or {}).get(sample_id))
+            self.local.append(sample_id)
         return None
 
     def contains(self, sample_id: str, *, input_digest: str | None = None) -> bool:
@@ -364,6 +368,41 @@ def test_a_sample_is_what_it_was_when_it_was_handed_over() -> None:
     writer, _, _ = _handed(store, ("a", sample), ("b", sample), after=go_on)
     assert writer.error is None
     assert [list(held[0]["hidden_states"]) for held in store.samples.values()] == [list(range(6))] * 2
+
+
+def _waiting(store: FakeStore, samples: Sequence[tuple[str, int]]) -> Tally:
+    """All of these (id, bytes) wait before the writer takes the first."""
+    tally = Tally(len(samples), record=lambda _: None)
+    writer = StoreWriter(store, tally, limit_bytes=1 << 30)
+    for name, size in samples:
+        assert writer.submit(_row(name), Extracted(tensors={"h": np.ones(2)}, held_bytes=size), may_wait=lambda: True)
+    writer.start()
+    writer.finish()
+    while not writer.wait():
+        pass
+    assert writer.error is None
+    return tally
+
+
+def test_samples_that_wait_are_one_durable_group_up_to_a_limit() -> None:
+    store = FakeStore()
+    tally = _waiting(store, [("a", 1), ("b", 1), ("a", 1), ("big", 20 << 20), ("c", 9 << 20), ("d", 9 << 20)])
+    assert store.groups == [["a", "b"], ["a"], ["big"], ["c"], ["d"]]
+    assert tally.counts().ok == 6
+    store = FakeStore()
+    _waiting(store, [(f"s{n}", 0) for n in range(70)])
+    assert [len(group) for group in store.groups] == [64, 6]
+
+
+def test_one_sample_that_cannot_be_stored_does_not_cost_its_group() -> None:
+    def refuse(name: str) -> None:
+        if name == "odd":
+            raise InvalidInput("planned")
+
+    store = FakeStore(refuse)
+    tally = _waiting(store, [("a", 1), ("odd", 1), ("b", 1)])
+    assert list(store.samples) == ["a", "b"]
+    assert (tally.counts().ok, tally.counts().failed) == (2, 1)
 
 
 def test_a_fault_is_found_by_the_thread_that_stores_and_costs_only_its_sample() -> None:
