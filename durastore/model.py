@@ -162,7 +162,7 @@ class WriterId:
 def render_json(value: object) -> str:
     """Canonical JSON (sorted keys, no spaces, no NaN): equal values give equal bytes. Raises `InvalidInput`."""
     try:
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text = _ENCODER.encode(value)
         text.encode()  # a lone surrogate has no UTF-8 form
     except (TypeError, ValueError, RecursionError) as exc:
         raise InvalidInput(
@@ -189,11 +189,13 @@ def parse_json(
         text = data if isinstance(data, str) else str(data, "utf-8")
         if json_items(text) > max_items:  # three bytes of text can become eighty bytes of objects
             raise ValueError(f"it may have more than {max_items} items")
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
+        value = _DECODER.decode(text)
         if "\\u" in text or (text is data and not text.isascii()):
             json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate has no UTF-8 form
     except (ValueError, RecursionError, MemoryError) as exc:
         raise IntegrityError(f"{what} is not valid JSON: {str(exc)[:120]}") from exc
+    if text.count("[") + text.count("{") <= max_depth:  # it cannot be nested deeper than it has brackets
+        return value
     level, depth = [value], 0
     while level:  # breadth first, so that no nesting can exhaust the stack here
         if depth > max_depth:
@@ -220,6 +222,11 @@ def _finite(text: str) -> float:
     if value in (float("inf"), float("-inf")):
         raise ValueError(f"{text[:40]} is out of range")
     return value
+
+
+# Made once: making them takes as long as the JSON of a small sample.
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import xxhash
 
+from durastore.codec.columns import columns_of
 from durastore.codec.copying import Source, copy_into, inspect_tensor
 from durastore.codec.dtypes import DTYPES
 from durastore.codec.header import (
@@ -27,17 +28,19 @@ from durastore.codec.header import (
     row_count,
     tensor_name_fault,
 )
-from durastore.codec.planes import CODEC, LEAST_SAVING, Piece, choose_planes, encode_chunk
+from durastore.codec.planes import CODEC, LEAST_SAVING, Piece, encode_chunk
 from durastore.codec.render import render_header
 from durastore.codec.staging import Staging, TorchCuda, is_on_cuda
+from durastore.codec.words import plane_count
 from durastore.errors import IntegrityError, InvalidInput
 from durastore.model import Digest, Run, SampleEntry, SampleId, TensorSpec, parse_json, render_json
 
 __all__ = ["CHUNK_BYTES", "COMPRESS_CHOICES", "EncodedSample", "SampleContext", "encode_sample"]
 
-CHUNK_BYTES = 1 << 20
-COMPRESS_CHOICES = ("auto", "none", CODEC)
-LEAST_PACKED_BYTES: Mapping[str, int] = MappingProxyType({"auto": 16 << 10, CODEC: 1})
+CHUNK_BYTES = 2 << 20
+DENSE = f"{CODEC}-dense"
+COMPRESS_CHOICES = ("auto", "none", CODEC, DENSE)
+LEAST_PACKED_BYTES: Mapping[str, int] = MappingProxyType({"auto": 16 << 10, CODEC: 1, DENSE: 1})
 MAX_META_DEPTH = 32
 GPU_STAGING = Staging(cuda=TorchCuda(), size_bytes=64 << 20)
 """Where tensors of a GPU pass through, for all stores of the process; nothing is allocated before the first one."""
@@ -54,7 +57,8 @@ class SampleContext:
     embed_run_above_bytes: int = 16 << 20
     """A sample of at least this size is a pack of its own and therefore carries the run's text."""
     compress: str = "none"
-    """`none`, `auto` (tensors of 16 KiB and more, where it saves), or `planes-zstd` (any size, where it saves)."""
+    """`none`, `auto` (tensors of 16 KiB and more, where it saves), `planes-zstd` (any size, where it saves), or
+    `planes-zstd-dense` (likewise, smaller and slower)."""
 
     def __post_init__(self) -> None:
         if self.compress not in COMPRESS_CHOICES:
@@ -223,42 +227,62 @@ def _on_host(sources: list[Source]) -> Iterator[list[Source]]:
 
 
 def _store_one(source: Source, data: memoryview, *, compress: str) -> tuple[TensorSpec, list[memoryview]]:
+    rows, one_row = _rows_per_chunk(source), row_bytes(source.dtype, source.shape)
+    cut = [data[at : at + rows * one_row] for at in range(0, len(data), rows * one_row)] if len(data) else []
+    chunks = _pack(source, data, cut=cut, compress=compress)
+    pieces = [data] if len(data) else []
+    if chunks is not None:
+        pieces = [memoryview(piece).toreadonly() for chunk in chunks for piece in chunk]
+    return _describe(source, cut, rows_per_chunk=rows, chunks=chunks), pieces
+
+
+def _pack(source: Source, data: memoryview, *, cut: list[memoryview], compress: str) -> list[list[Piece]] | None:
+    """The stored pieces of each chunk; None where the tensor is stored as it is."""
     if compress == "none" or len(data) < LEAST_PACKED_BYTES[compress]:
-        return _describe(source, data), [data] if len(data) else []
-    packed = choose_planes(data, source.dtype)
-    if not any(packed):
-        return _describe(source, data), [data]
-    chunks = [encode_chunk(chunk, source.dtype, packed=packed) for chunk in _cut(source, data)]
-    size = sum(len(piece) for pieces in chunks for piece in pieces)
-    if size > (1 - LEAST_SAVING) * len(data):
-        return _describe(source, data), [data]
-    pieces = [memoryview(piece).toreadonly() for chunk in chunks for piece in chunk]
-    return _describe(source, data, chunks=chunks), pieces
+        return None
+    middle = len(cut) // 2
+    first = _pack_chunk(source, cut[middle], is_dense=compress == DENSE)
+    if _size(first) > (1 - LEAST_SAVING) * len(cut[middle]):  # the others are not tried: it will be the same with them
+        return None
+    chunks = [
+        first if number == middle else _pack_chunk(source, chunk, is_dense=compress == DENSE)
+        for number, chunk in enumerate(cut)
+    ]
+    return chunks if sum(map(_size, chunks)) <= (1 - LEAST_SAVING) * len(data) else None
+
+
+def _pack_chunk(source: Source, chunk: memoryview, *, is_dense: bool) -> list[Piece]:
+    columns = columns_of(source.shape, source.dtype, words=len(chunk) // plane_count(source.dtype))
+    return encode_chunk(chunk, source.dtype, columns=columns, is_dense=is_dense)
+
+
+def _size(pieces: list[Piece]) -> int:
+    return sum(map(len, pieces))
 
 
 def _rows_per_chunk(source: Source) -> int:
-    one_row = row_bytes(source.dtype, source.shape)
-    return max(1, CHUNK_BYTES // one_row) if one_row else 1
+    """As many as fit into 2 MiB, or fewer, so that the last chunk has about as many as the others."""
+    one_row, rows = row_bytes(source.dtype, source.shape), row_count(source.shape)
+    if not one_row or not rows:
+        return 1
+    chunks = -(-rows // max(1, CHUNK_BYTES // one_row))
+    return -(-rows // chunks)
 
 
-def _cut(source: Source, data: memoryview) -> list[memoryview]:
-    step = _rows_per_chunk(source) * row_bytes(source.dtype, source.shape)
-    return [data[at : at + step] for at in range(0, len(data), step)] if len(data) else []
-
-
-def _describe(source: Source, data: memoryview, *, chunks: list[list[Piece]] | None = None) -> TensorSpec:
-    """`chunks`: the stored pieces of each chunk, where they are compressed."""
-    contents = tuple(xxhash.xxh3_128_hexdigest(chunk) for chunk in _cut(source, data))
-    is_raw = chunks is None
+def _describe(
+    source: Source, cut: list[memoryview], *, rows_per_chunk: int, chunks: list[list[Piece]] | None
+) -> TensorSpec:
+    """`cut`: the elements of each chunk; `chunks`: its stored pieces, where they are compressed."""
+    contents = tuple(map(xxhash.xxh3_128_hexdigest, cut))
     return TensorSpec(
         name=source.name,
         dtype=source.dtype,
         shape=source.shape,
-        codec="raw" if is_raw else CODEC,
-        rows_per_chunk=_rows_per_chunk(source),
-        chunk_sizes=tuple(map(len, _cut(source, data)) if chunks is None else (sum(map(len, p)) for p in chunks)),
+        codec="raw" if chunks is None else CODEC,
+        rows_per_chunk=rows_per_chunk,
+        chunk_sizes=tuple(map(len, cut)) if chunks is None else tuple(map(_size, chunks)),
         chunk_digests=contents if chunks is None else tuple(map(_digest_of, chunks)),
-        content_digests=() if is_raw else contents,
+        content_digests=() if chunks is None else contents,
     )
 
 

@@ -1,187 +1,230 @@
 """Codec `planes-zstd`: the bytes of a chunk's elements sorted into planes, and each plane compressed where that pays.
 
-Duty: one chunk into its stored form and back, without losing a bit. Floats are rotated left by one bit first, so that
-the highest plane of a bf16 is its whole exponent, which is what compresses in hidden states. Stored bytes are not to be
-trusted: every length is checked before anything is allocated for it. Source: `docs/format/sample.md`.
+Duty: one chunk into its stored form and back, without losing a bit. The highest plane of a bf16 is its whole exponent,
+which is what compresses in hidden states, the better if the middle exponent of each channel is taken off first. Stored
+bytes are not to be trusted: every length is checked before anything is allocated for it. Source:
+`docs/format/sample.md`.
 """
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import zstandard
-
-from durastore.codec.dtypes import DTYPES
+from durastore.codec.columns import majority, middle, near_middle
+from durastore.codec.frames import FrameFault, compress, decompress
+from durastore.codec.words import has_sign, join_words, plane_count, split_words
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = [
-    "CODEC",
-    "LEAST_SAVING",
-    "Piece",
-    "PlanesFault",
-    "choose_planes",
-    "decode_chunk",
-    "encode_chunk",
-    "plane_count",
-    "stored_bounds",
-]
+    Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+
+__all__ = ["CODEC", "LEAST_SAVING", "Piece", "PlanesFault", "decode_chunk", "encode_chunk", "stored_bounds"]
 
 CODEC = "planes-zstd"
 Piece: TypeAlias = bytes | memoryview
-_FLOATS = frozenset(("F64", "F32", "F16", "BF16", "C64"))
-_ENTRY_BYTES = 8
-_BLOCK = 1 << 16  # elements at a time: what they are cut into stays in the cache
-_PROBE_BYTES = 1 << 16
 LEAST_SAVING = 0.03
-_LEVEL = 1
+_LEAST_SAVING_APART = 0.002
+_PROBE_BYTES = 1 << 12
+_ROW, _APART, _FLIPPED = 1, 2, 4
 _MOST_RATIO = 1 << 15  # of zstd: a block of 128 KiB takes at least 4 bytes
-_local = threading.local()
+_MOST_DIGITS = 9  # of a number: 63 bits
 
 
 class PlanesFault(ValueError):
     """These stored bytes are not what a writer of this codec makes."""
 
 
-def plane_count(dtype: str) -> int:
-    """Planes of one element: its bytes; a complex number is two floats side by side."""
-    return 4 if dtype == "C64" else DTYPES[dtype].item_bytes
-
-
 def stored_bounds(dtype: str, *, raw_bytes: int) -> tuple[int, int]:
     """Least and greatest stored size that a chunk of `raw_bytes` can have: a few bytes are no claim to gigabytes."""
-    entries = _ENTRY_BYTES * plane_count(dtype)
-    return entries + raw_bytes // _MOST_RATIO, entries + raw_bytes
+    head = 1 + plane_count(dtype)
+    return head + raw_bytes // _MOST_RATIO, head + raw_bytes
 
 
-def choose_planes(data: memoryview, dtype: str) -> tuple[bool, ...]:
-    """Which planes of these elements (highest first) to compress: those where a sample from the middle saves 3 %."""
-    size = DTYPES[dtype].item_bytes
-    count = min(len(data), _PROBE_BYTES * plane_count(dtype)) // size * size
-    start = (len(data) - count) // 2 // size * size
-    planes = _split(data[start : start + count], dtype)
-    compressor = _compressor()
-    return tuple(
-        bool(plane.size) and len(compressor.compress(plane.data)) <= (1 - LEAST_SAVING) * plane.size for plane in planes
-    )
+def encode_chunk(data: memoryview, dtype: str, *, columns: int, is_dense: bool) -> list[Piece]:
+    """The stored form of whole elements `data`, as pieces in order; what pays is tried on a small part of each plane.
+
+    `columns` are the words of a row (`columns_of`), of which each column may have a middle value of its own; 0: none.
+    `is_dense` takes twice the time for about a percent of size: exact middle values, and the signs apart.
+    """
+    planes = split_words(data, dtype, may_borrow=True)
+    form, pieces = 0, list[Piece]()
+    if columns and _add_without_row(pieces, planes[0], columns=columns, is_dense=is_dense):
+        form = _ROW
+    else:
+        columns = 0
+        _add(pieces, planes[0], pack=_shrinks(planes[0]), is_borrowed=True)
+    for plane in planes[1:-1]:
+        _add(pieces, plane, pack=_shrinks(plane))
+    if len(planes) > 1:
+        last = planes[-1]
+        is_packed = _shrinks(last)
+        apart = _apart(last, columns=columns) if is_dense and has_sign(dtype) and not is_packed else None
+        if apart is not None:
+            form |= apart[0]
+            pieces += apart[1]
+        else:
+            _add(pieces, last, pack=is_packed)
+    head = bytes((form,)) + (_number(columns) if columns else b"")
+    if columns and len(head) + _size(pieces) > stored_bounds(dtype, raw_bytes=len(data))[1]:
+        return encode_chunk(data, dtype, columns=0, is_dense=is_dense)  # the part that was tried was not like the rest
+    return [head, *pieces]
 
 
-def encode_chunk(data: memoryview, dtype: str, *, packed: tuple[bool, ...]) -> list[Piece]:
-    """The stored form of whole elements `data`, as pieces in order; `packed` from `choose_planes`."""
-    entries, pieces = bytearray(), list[Piece]()
-    compressor = _compressor()
-    for plane, is_packed in zip(_split(data, dtype), packed, strict=True):
-        piece: Piece = compressor.compress(plane.data) if is_packed else plane.data
-        is_smaller = is_packed and len(piece) < plane.size
-        if is_packed and not is_smaller:
-            piece = plane.data
-        entries += (len(piece) << 1 | is_smaller).to_bytes(_ENTRY_BYTES, "little")
-        pieces.append(piece)
-    return [bytes(entries), *pieces]
+def _shrinks(plane: Bytes) -> bool:
+    """Whether some of it from the middle does, by 3 %: less is not worth the time of those who read it."""
+    size = min(plane.size, _PROBE_BYTES)
+    start = (plane.size - size) // 2
+    return len(compress(plane[start : start + size].data)) <= (1 - LEAST_SAVING) * size
 
 
-def decode_chunk(stored: memoryview, dtype: str, *, out: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+def _add_without_row(pieces: list[Piece], high: Bytes, *, columns: int, is_dense: bool) -> bool:
+    """The row of middle values, and the highest plane without it. Whether they were added: only if that is smaller.
+
+    Some rows from the middle are tried. ReLU-like data show why: their zeros would become another value in each column.
+    """
+    import numpy as np
+
+    rows = high.reshape(-1, columns)
+    row = middle(rows) if is_dense else near_middle(rows)
+    tried = min(len(rows), max(1, _PROBE_BYTES // columns))
+    start, step = (len(rows) - tried) // 2, max(1, columns // _PROBE_BYTES)
+    plain = np.ascontiguousarray(rows[start : start + tried, ::step])
+    saved = len(compress(plain.data)) - len(compress(np.subtract(plain, row[::step]).data))
+    found: list[Piece] = []
+    _add(found, row, pack=True)
+    if saved * high.size <= _size(found) * plain.size:
+        return False
+    is_borrowed = rows.flags.writeable
+    without = np.subtract(rows, row, out=rows if is_borrowed else None).reshape(-1)
+    _add(found, without, pack=True, is_borrowed=is_borrowed)
+    pieces += found
+    return True
+
+
+def _add(pieces: list[Piece], plane: Bytes, *, pack: bool, is_borrowed: bool = False) -> bool:
+    """One piece: 0 and the bytes, or the length of a frame and the frame. Whether it was compressed."""
+    if pack:
+        frame = compress(plane.data)
+        if len(frame) + _MOST_DIGITS < plane.size:
+            pieces += (_number(len(frame)), frame)
+            return True
+    pieces += (b"\0", plane.tobytes() if is_borrowed else plane.data)
+    return False
+
+
+def _apart(last: Bytes, *, columns: int) -> tuple[int, list[Piece]] | None:
+    """The form's flags and the pieces of a lowest plane without its signs, and of the signs; None if not smaller.
+
+    Where the columns lean to one side, the signs are what differs from the more frequent sign of each.
+    """
+    import numpy as np
+
+    found: list[Piece] = []
+    if not _add(found, np.bitwise_and(last, 0x7F), pack=True):  # seven bits would be stored as eight
+        return None
+    signs = np.greater_equal(last, 0x80).view(np.uint8)
+    plain = np.packbits(signs)
+    leaning: list[Piece] = []
+    form = _APART
+    if columns:
+        rows = signs.reshape(-1, columns)
+        most = majority(rows)
+        _add(leaning, np.packbits(most), pack=True)
+        if _add(leaning, np.packbits(np.bitwise_xor(rows, most)), pack=True) and _size(leaning) < plain.size:
+            form |= _FLIPPED
+            found += leaning
+    if not form & _FLIPPED:
+        _add(found, plain, pack=False)
+    return (form, found) if _size(found) <= (1 - _LEAST_SAVING_APART) * last.size else None
+
+
+def _size(pieces: list[Piece]) -> int:
+    return sum(map(len, pieces))
+
+
+def _number(value: int) -> bytes:
+    """Seven bits a byte, lowest first, the top bit set in all but the last."""
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def decode_chunk(stored: memoryview, dtype: str, *, out: Bytes) -> None:
     """The elements of one chunk into `out`, contiguous and of exactly their size. `PlanesFault` on anything odd."""
-    import numpy as np
-
     width = plane_count(dtype)
-    count, at = out.size // width, _ENTRY_BYTES * width
-    if len(stored) < at:
-        raise PlanesFault(f"{len(stored)} bytes hold no list of {width} planes")
-    planes = []
-    for number in range(width):
-        entry = int.from_bytes(stored[number * _ENTRY_BYTES : (number + 1) * _ENTRY_BYTES], "little")
-        length, is_packed = entry >> 1, bool(entry & 1)
-        piece = stored[at : at + length]
-        at += length
-        if len(piece) != length or at > len(stored):
-            raise PlanesFault(f"plane {number} claims {length} bytes, {len(piece)} are there")
-        raw = _unpack(piece, size=count, number=number) if is_packed else piece
-        if len(raw) != count:
-            raise PlanesFault(f"plane {number} has {len(raw)} bytes for {count} elements")
-        planes.append(np.frombuffer(raw, np.uint8))
-    if at != len(stored):
-        raise PlanesFault(f"{len(stored) - at} bytes follow the last plane")
-    _join(planes, dtype, out=out)
+    count = out.size // width
+    source = _Source(stored)
+    form = source.take(1)[0]
+    if form & ~7 or (form & _APART and not has_sign(dtype)) or (form & _FLIPPED and form & 3 != 3):
+        raise PlanesFault(f"form {form} is none of {dtype}")
+    columns = source.number() if form & _ROW else 0
+    if form & _ROW and not (columns and count % columns == 0 and count >= 2 * columns):
+        raise PlanesFault(f"{columns} columns do not divide {count} words")
+    row = source.piece(columns) if columns else None
+    planes = [source.piece(count) for _ in range(width)]
+    if form & _APART:
+        planes[-1] = _with_signs(planes[-1], source, columns=columns if form & _FLIPPED else 0)
+    if source.left:
+        raise PlanesFault(f"{source.left} bytes follow the last piece")
+    join_words(planes, dtype, row=row, out=out)
 
 
-def _unpack(piece: memoryview, *, size: int, number: int) -> bytes:
-    """One zstd frame that says, before anything is allocated, that it holds `size` bytes."""
-    try:
-        if zstandard.get_frame_parameters(piece).content_size != size:
-            raise PlanesFault(f"plane {number} is a frame of another size than {size}")
-        return _decompressor().decompress(piece, max_output_size=size, allow_extra_data=False)
-    except zstandard.ZstdError as exc:
-        raise PlanesFault(f"plane {number} cannot be decompressed: {exc}") from exc
-
-
-def _split(data: memoryview, dtype: str) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
-    """The planes, highest byte first, each contiguous."""
+def _with_signs(low: Bytes, source: _Source, *, columns: int) -> Bytes:
+    """The lowest plane with the signs in its top bits; with `columns`, the more frequent ones come first."""
     import numpy as np
 
-    width = plane_count(dtype)
-    if width == 1:
-        return [np.frombuffer(data, np.uint8)]
-    words = np.frombuffer(data, f"<u{width}")
-    planes = [np.empty(words.size, np.uint8) for _ in range(width)]
-    rotated, low = np.empty(min(_BLOCK, words.size), words.dtype), np.empty(min(_BLOCK, words.size), words.dtype)
-    for start in range(0, words.size, _BLOCK):
-        block = words[start : start + _BLOCK]
-        turned, scratch = rotated[: block.size], low[: block.size]
-        if dtype in _FLOATS:
-            np.left_shift(block, 1, out=turned)
-            np.right_shift(block, 8 * width - 1, out=scratch)
-            np.bitwise_or(turned, scratch, out=turned)
-            block = turned
-        for number, plane in enumerate(planes):
-            target = plane[start : start + block.size]
-            if number == width - 1:
-                np.copyto(target, block, casting="unsafe")  # the lowest byte
-            else:
-                np.right_shift(block, 8 * (width - 1 - number), out=scratch)
-                np.copyto(target, scratch, casting="unsafe")
-    return planes
+    most = np.unpackbits(source.piece(-(-columns // 8)), count=columns) if columns else None
+    signs = np.unpackbits(source.piece(-(-low.size // 8)), count=low.size)
+    if most is not None:
+        rows = signs.reshape(-1, columns)
+        np.bitwise_xor(rows, most, out=rows)
+    np.multiply(signs, 0x80, out=signs)
+    return np.bitwise_or(signs, low, out=signs)
 
 
-def _join(
-    planes: list[np.ndarray[Any, np.dtype[np.uint8]]], dtype: str, *, out: np.ndarray[Any, np.dtype[np.uint8]]
-) -> None:
-    import numpy as np
+class _Source:
+    """Stored bytes, taken from the front."""
 
-    width = len(planes)
-    if width == 1:
-        out[:] = planes[0]
-        return
-    words = out.view(f"<u{width}")
-    low = np.empty(min(_BLOCK, words.size), words.dtype)
-    for start in range(0, words.size, _BLOCK):
-        word = words[start : start + _BLOCK]
-        scratch = low[: word.size]
-        np.copyto(word, planes[0][start : start + _BLOCK])
-        for plane in planes[1:]:
-            np.left_shift(word, 8, out=word)
-            np.bitwise_or(word, plane[start : start + _BLOCK], out=word)
-        if dtype in _FLOATS:
-            np.left_shift(word, 8 * width - 1, out=scratch)
-            np.right_shift(word, 1, out=word)
-            np.bitwise_or(word, scratch, out=word)
+    def __init__(self, stored: memoryview) -> None:
+        self._stored = stored
+        self._at = 0
 
+    @property
+    def left(self) -> int:
+        return len(self._stored) - self._at
 
-def _compressor() -> zstandard.ZstdCompressor:
-    """One for each thread, as the library asks. Hidden states repeat no byte strings: it hardly looks for them."""
-    found: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
-    if found is None:
-        parameters = zstandard.ZstdCompressionParameters.from_level(
-            _LEVEL, strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=7, write_content_size=True
-        )
-        found = _local.compressor = zstandard.ZstdCompressor(compression_params=parameters)
-    return found
+    def take(self, size: int) -> memoryview:
+        if size > self.left:
+            raise PlanesFault(f"{size} bytes are told of, {self.left} are there")
+        found = self._stored[self._at : self._at + size]
+        self._at += size
+        return found
 
+    def number(self) -> int:
+        value = 0
+        for place in range(_MOST_DIGITS):
+            digit = self.take(1)[0]
+            value |= (digit & 0x7F) << 7 * place
+            if digit < 0x80:
+                if place and not digit:
+                    break
+                return value
+        raise PlanesFault("a number is longer than it has to be")
 
-def _decompressor() -> zstandard.ZstdDecompressor:
-    found: zstandard.ZstdDecompressor | None = getattr(_local, "decompressor", None)
-    if found is None:
-        found = _local.decompressor = zstandard.ZstdDecompressor()
-    return found
+    def piece(self, size: int) -> Bytes:
+        """`size` bytes, stored as they are or in a frame shorter than that."""
+        import numpy as np
+
+        length = self.number()
+        if not length:
+            return np.frombuffer(self.take(size), np.uint8)
+        if length >= size:
+            raise PlanesFault(f"a frame of {length} bytes is told to be shorter than its {size}")
+        try:
+            return np.frombuffer(decompress(self.take(length), size=size), np.uint8)
+        except FrameFault as exc:
+            raise PlanesFault(str(exc)) from exc

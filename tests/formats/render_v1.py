@@ -48,15 +48,44 @@ def sample(name: str, seed: int, *, is_own_pack: bool = False) -> EncodedSample:
     )
 
 
+def scattered(count: int, *, below: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Numbers 0..below without any pattern that a compressor would see; the same on every machine."""
+    steps = np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return ((steps ^ steps >> np.uint64(29)) * np.uint64(0xBF58476D1CE4E5B9) >> np.uint64(40)).astype(np.int64) % below
+
+
 def planes_tensors() -> dict[str, Any]:
-    """One tensor of two chunks whose exponents shrink, and one too small to be worth it."""
-    values = np.sin(np.arange(600_000) * 0.37) * (1 + np.arange(600_000) % 7)
-    return {"bf16": values.reshape(1000, 600).astype(ml_dtypes.bfloat16), "few": np.arange(3, dtype=np.int32)}
+    """One tensor of two chunks whose columns differ in scale, and one too small to be worth it."""
+    values = (scattered(1_200_000, below=13) - 6) * np.exp2(np.arange(1_200_000) % 600 % 11)
+    return {"bf16": values.reshape(2000, 600).astype(ml_dtypes.bfloat16), "few": np.arange(3, dtype=np.int32)}
 
 
-def planes_sample() -> bytes:
-    context = SampleContext(run=RUN, meta=None, input_digest=None, compress="auto")
-    return b"".join(encode_sample(SampleId("planes"), planes_tensors(), context=context).chunks())
+def dense_tensors() -> dict[str, Any]:
+    """Floats of every width whose columns differ in scale and lean to one side, and some that are not compressed."""
+    noise = np.sum([scattered(32_000 + n, below=4096)[n:] for n in range(6)], axis=0) / 4096 - 3
+    columns = np.arange(160)
+    values = (noise.reshape(200, 4, 40) + (columns % 3 - 1).reshape(4, 40)) * np.exp2(columns % 11).reshape(4, 40)
+    return {
+        "bf16": values.astype(ml_dtypes.bfloat16),
+        "f16": (values / 64).astype(np.float16),
+        "f32": values[:50].astype(ml_dtypes.bfloat16).astype(np.float32),
+        "f8": (values[:50] / 64).astype(ml_dtypes.float8_e4m3fn),
+        "odd": np.tile(np.array([0, 0x8000, 0x7F80, 0x7FC1, 0xFFFF, 1], np.uint16), 100).view(ml_dtypes.bfloat16),
+        "scale": np.float32(0.5),
+    }
+
+
+def packed_sample(name: str, tensors_of: dict[str, Any], *, compress: str) -> bytes:
+    context = SampleContext(run=RUN, meta=None, input_digest=None, compress=compress)
+    return b"".join(encode_sample(SampleId(name), tensors_of, context=context).chunks())
+
+
+def packed_files() -> dict[str, bytes]:
+    """Compressed samples: another zstd may give other bytes, so these are only read again."""
+    return {
+        "planes.safetensors": packed_sample("planes", planes_tensors(), compress="auto"),
+        "dense.safetensors": packed_sample("dense", dense_tensors(), compress="planes-zstd-dense"),
+    }
 
 
 def samples() -> list[EncodedSample]:
@@ -148,7 +177,7 @@ def _plain(value: Any) -> Any:
 
 
 def main(folder: Path) -> None:
-    rendered = {**files(), "planes.safetensors": planes_sample()}
+    rendered = {**files(), **packed_files()}
     rendered["expected.json"] = (json.dumps(describe(rendered.__getitem__), indent=1) + "\n").encode()
     for name, data in rendered.items():
         with (folder / name).open("xb") as opened:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors import safe_open
 
+from durastore.codec import decode_tensors, plan_rows, scan_sample
 from durastore.formats.keys import parse_pack_key
 from durastore.model import Digest, ObjectKey
-from tests.formats.render_v1 import NAMES, describe, describe_sample, files, planes_tensors
+from tests.formats.render_v1 import NAMES, dense_tensors, describe, files, planes_tensors
 
 FOLDER = Path(__file__).parent / "v1"
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_bytes())
@@ -80,11 +81,32 @@ def test_other_tools_open_the_old_bytes() -> None:
 
 def test_compressed_tensors_still_unpack_to_the_same_elements() -> None:
     """Not the same bytes again: another zstd may shrink better."""
-    found = describe_sample(read("planes.safetensors"))
-    assert {name: t["codec"] for name, t in found["tensors"].items()} == {"bf16": "planes-zstd", "few": "raw"}
-    expected = planes_tensors()
-    for name, value in expected.items():
-        assert found["tensors"][name]["values"] == value.astype(np.float64).tolist()
-    sizes = found["tensors"]["bf16"]["chunk_sizes"]
+    found = elements("planes.safetensors", expected=planes_tensors())
+    assert {name: t["codec"] for name, t in found.items()} == {"bf16": "planes-zstd", "few": "raw"}
+    assert read("planes.safetensors")[found["bf16"]["offset"]] == 1  # middle values taken off
+    sizes = found["bf16"]["chunk_sizes"]
     assert len(sizes) == 2
-    assert sum(sizes) < 0.9 * expected["bf16"].nbytes
+    assert sum(sizes) < 0.5 * 2_400_000
+
+
+def test_densely_compressed_tensors_still_unpack_to_the_same_elements() -> None:
+    found = elements("dense.safetensors", expected=dense_tensors())
+    codecs = {name: t["codec"] for name, t in found.items()}
+    assert codecs == {**dict.fromkeys(("bf16", "f16", "f32", "f8", "odd"), "planes-zstd"), "scale": "raw"}
+    data, at = read("dense.safetensors"), found["bf16"]["offset"]
+    assert data[at] == 7  # middle values, signs apart and flipped: the whole form is in these bytes
+    assert sum(found["bf16"]["chunk_sizes"]) < 0.7 * 64_000
+
+
+def elements(name: str, *, expected: dict[str, Any]) -> dict[str, Any]:
+    """The tensors of a stored file, whose elements are found to be `expected` bit for bit."""
+    data = read(name)
+    header = scan_sample(data)
+    plan = plan_rows(header, None, rows=None)
+    arrays = decode_tensors(
+        header, plan, buffers=[data[r.offset : r.offset + r.length] for r in plan], framework="numpy"
+    )
+    for tensor, value in expected.items():
+        assert arrays[tensor].dtype == value.dtype
+        assert arrays[tensor].tobytes() == value.tobytes()
+    return {t.name: {**asdict(t), "offset": at} for t, at in zip(header.tensors, header.tensor_offsets, strict=True)}

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from durastore.codec.dtypes import DTYPES
+from durastore.codec.dtypes import DTYPES, numpy_dtype
 from durastore.codec.encode import EncodedSample, SampleContext, encode_sample
 from durastore.codec.planes import encode_chunk
 from durastore.formats.journal import render_entry, render_evidence
@@ -53,7 +54,7 @@ def samples() -> list[EncodedSample]:
             SampleId("a/b"), {"h": hidden, "z": np.zeros((0, 2), np.int8), "s": np.uint8(3)}, context=context
         ),
         encode_sample(SampleId("x.y"), {"t": np.arange(5, dtype=np.int64)}, context=alone),
-        encode_sample(SampleId("big"), {"w": np.zeros((3, 700, 512), np.uint8)}, context=context),
+        encode_sample(SampleId("big"), {"w": np.zeros((6, 700, 512), np.uint8)}, context=context),
         encode_sample(
             SampleId("packed"),
             {"w": np.arange(40_000, dtype=np.float32), "s": hidden},
@@ -148,12 +149,32 @@ def corpora() -> dict[str, Mapping[str, bytes]]:
 
 
 def _planes_seeds() -> dict[str, bytes]:
+    """Every form of a chunk: as it is, packed, less its middle values, with the signs apart and flipped or not."""
+    at = np.arange(2400)
+    random = [_scattered(len(at), salt=n) for n in range(3)]
+    exponent = 100 + at % 20 * 7 % 20 - np.log2(1 - random[0]).astype(np.int64)
+    sign = random[1] < 0.1 + 0.4 * (at % 20 % 3)
+    words = (exponent << 7 | (random[2] ** 2 * 128).astype(np.int64) | sign.astype(np.int64) << 15).astype(np.uint16)
     found = {}
-    for dtype, packed in (("BF16", (True, False)), ("F32", (True,) * 4), ("U8", (True,)), ("I64", (False,) * 8)):
-        elements = np.arange(600 * DTYPES[dtype].item_bytes, dtype=np.uint8) // 7
-        stored = b"".join(encode_chunk(elements.data, dtype, packed=packed))
-        found[dtype] = bytes([sorted(DTYPES).index(dtype)]) + (600).to_bytes(2, "little") + stored
+    for name, dtype, columns, is_dense in (
+        ("BF16", "BF16", 0, False),
+        ("row", "BF16", 20, False),
+        ("apart", "BF16", 0, True),
+        ("flipped", "BF16", 20, True),
+        ("F32", "F32", 0, False),
+        ("I64", "I64", 0, False),
+    ):
+        elements = words if dtype == "BF16" else words[:1000].astype(numpy_dtype(dtype))
+        pieces = encode_chunk(elements.view(np.uint8).data, dtype, columns=columns, is_dense=is_dense)
+        head = bytes([sorted(DTYPES).index(dtype)]) + len(elements).to_bytes(2, "little")
+        found[name] = head + b"".join(pieces)
     return found
+
+
+def _scattered(count: int, *, salt: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Numbers in 0..1 without a pattern that a compressor would see, the same everywhere."""
+    steps = (np.arange(count, dtype=np.uint64) + np.uint64(salt << 32)) * np.uint64(0x9E3779B97F4A7C15)
+    return ((steps ^ steps >> np.uint64(29)) * np.uint64(0xBF58476D1CE4E5B9) >> np.uint64(40)) / (1 << 24)
 
 
 def _row_seeds(one: EncodedSample) -> dict[str, bytes]:

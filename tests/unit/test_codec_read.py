@@ -24,7 +24,7 @@ from durastore.errors import IntegrityError, InvalidInput, UnsupportedTensor
 from durastore.model import Run, SampleId
 
 RUN = Run.of({})
-HIDDEN = np.random.default_rng(0).standard_normal((700, 4, 576)).astype(ml_dtypes.bfloat16)  # 3.2 MB: four chunks
+HIDDEN = np.random.default_rng(0).standard_normal((1500, 4, 576)).astype(ml_dtypes.bfloat16)  # 6.9 MB: four chunks
 
 
 def sample_of(tensors: dict[str, Any]) -> tuple[bytes, SampleHeader]:
@@ -34,7 +34,7 @@ def sample_of(tensors: dict[str, Any]) -> tuple[bytes, SampleHeader]:
 
 
 DATA, HEADER = sample_of(
-    {"hidden": HIDDEN, "ids": np.arange(700), "scale": np.float32(0.5), "empty": np.zeros((0, 4), np.int8)}
+    {"hidden": HIDDEN, "ids": np.arange(1500), "scale": np.float32(0.5), "empty": np.zeros((0, 4), np.int8)}
 )
 
 
