@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAST_ROWS", "columns_of", "majority", "middle", "near_middle"]
 
-LEAST_ROWS = 8
+LEAST_ROWS = 16
 """Of fewer rows a middle value tells little, and the row of middle values costs more than it saves."""
 
 

@@ -53,7 +53,8 @@ def encode_chunk(data: memoryview, dtype: str, *, columns: int, is_dense: bool) 
         form = _ROW
     else:
         columns = 0
-        _add(pieces, planes[0], pack=_shrinks(planes[0]), is_borrowed=True)
+        # the exponents of floats hardly ever do not shrink
+        _add(pieces, planes[0], pack=has_sign(dtype) or _shrinks(planes[0]), is_borrowed=True)
     for plane in planes[1:-1]:
         _add(pieces, plane, pack=_shrinks(plane))
     if len(planes) > 1:

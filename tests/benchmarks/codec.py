@@ -57,7 +57,7 @@ def codec_lines(samples: Sequence[torch.Tensor], *, turns: int) -> Iterator[Line
 
 
 def _decoding_memory(samples: Sequence[torch.Tensor]) -> Line:
-    """Peak memory of decoding one tensor of 66 MB, beside the tensor itself: its chunks are decoded where they belong."""
+    """Peak memory of decoding a tensor of 66 MB, beside the tensor itself: its chunks are decoded where they belong."""
     way = _whole("")
     tensor = torch.cat([*samples] * 7)
     packed = b"".join(way.pack(tensor, memoryview(b"")))
