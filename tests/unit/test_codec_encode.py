@@ -143,6 +143,12 @@ def test_torch_makes_no_temporary(is_contiguous: bool) -> None:
     assert sample.length > tensor.nbytes
 
 
+def test_a_contiguous_tensor_is_copied_without_the_threads_of_torch() -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        encode({"x": torch.zeros(512, 512, dtype=torch.bfloat16)})
+    assert "aten::copy_" not in {event.key for event in profile.key_averages()}
+
+
 def test_chunks_are_up_to_two_mebibytes_of_whole_rows_and_about_equal() -> None:
     tensors = {
         "narrow": np.zeros((140_001, 24), np.uint8),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 import xxhash
 import zstandard
 
@@ -198,6 +201,37 @@ def test_any_rows_are_read_from_their_chunks_alone(rows: slice | None, compress:
     assert len(header.tensors[0].chunk_sizes) == 3
     assert len(plan_rows(header, None, rows=slice(0, 1))) == 1
     assert as_bytes(read(sample, rows=rows)["h"]) == as_bytes(value[rows or slice(None)])
+
+
+@pytest.mark.parametrize("compress", ["none", CODEC, DENSE])
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_chunks_are_decoded_where_they_belong(compress: str, framework: str) -> None:
+    """Of a large tensor there is never a second copy, only the planes of one chunk."""
+    value = channels(100_000)
+    header, data = parsed(encoded({"h": value}, compress=compress))
+    selection = plan_rows(header, None, rows=None)
+    assert len(selection) == 7
+    buffers = [memoryview(data)[part.offset : part.offset + part.length] for part in selection]
+    decode_tensors(header, selection, buffers=buffers, framework=framework)  # imports, and what threads keep
+    tracemalloc.start()
+    try:
+        found = decode_tensors(header, selection, buffers=buffers, framework=framework)["h"]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert value.nbytes <= peak < value.nbytes + 2 * (2 << 20)
+    assert as_bytes(found.view(torch.int16).numpy() if framework == "torch" else found) == as_bytes(value)
+
+
+def test_threads_do_not_share_what_they_work_in() -> None:
+    values = [channels(2000) for _ in range(6)]
+
+    def there_and_back(number: int) -> bool:
+        value = values[number % len(values)]
+        return as_bytes(read(encoded({"h": value}, compress=(CODEC, DENSE)[number % 2]))["h"]) == as_bytes(value)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(there_and_back, range(48)))
 
 
 def test_plain_safetensors_tools_open_the_file() -> None:
