@@ -108,9 +108,8 @@ def flat_bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
         return None
     if value.requires_grad:
         value = value.detach()
-    if value.ndim == 0:
-        value = value[None]
-    flat: np.ndarray[Any, np.dtype[np.uint8]] = value.view(sys.modules["torch"].uint8).numpy().reshape(-1)
+    # flat first: the last of several dimensions may have any stride if it has one element, and no bytes are seen then
+    flat: np.ndarray[Any, np.dtype[np.uint8]] = value.view(-1).view(sys.modules["torch"].uint8).numpy()
     return flat
 
 

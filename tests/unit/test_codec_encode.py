@@ -149,6 +149,15 @@ def test_a_contiguous_tensor_is_copied_without_the_threads_of_torch() -> None:
     assert "aten::copy_" not in {event.key for event in profile.key_averages()}
 
 
+def test_a_column_of_a_matrix_that_torch_calls_contiguous_is_copied() -> None:
+    column = torch.arange(6, dtype=torch.bfloat16).as_strided((3, 1), (1, 2))
+    assert column.is_contiguous()
+    assert (
+        encode({"x": column}).payload[0].tobytes()
+        == torch.arange(3, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    )
+
+
 def test_chunks_are_up_to_two_mebibytes_of_whole_rows_and_about_equal() -> None:
     tensors = {
         "narrow": np.zeros((140_001, 24), np.uint8),

@@ -44,9 +44,9 @@ def _flip(data: bytes, at: int) -> bytes:
 
 
 def _large(rows: int = 6) -> tuple[EncodedSample, dict[str, Any]]:
-    """A sample of `rows` chunks of 1 MiB, and a small tensor after them."""
+    """A sample of `rows` chunks of 2 MiB, and a small tensor after them."""
     tensors = {
-        "hidden": np.arange(rows * 262_144, dtype=np.float32).reshape(rows, 262_144),
+        "hidden": np.arange(rows * 524_288, dtype=np.float32).reshape(rows, 524_288),
         "tail": np.arange(7, dtype=np.int16),
     }
     context = SampleContext(run=RUN, meta=None, input_digest=None)
@@ -78,8 +78,8 @@ def test_part_of_a_sample_reads_only_the_chunks_needed(store: _Recording) -> Non
     found = fetch_sample(store, row, tensors=["hidden"], rows=slice(2, 4))
     assert_tensors(found.tensors, {"hidden": tensors["hidden"][2:4]})
     assert found.rows == (2, 4)
-    start = row.entry.header_length + (2 << 20)
-    assert store.ranges == [(0, row.entry.header_length), (start, 2 << 20)]
+    start = row.entry.header_length + (4 << 20)
+    assert store.ranges == [(0, row.entry.header_length), (start, 4 << 20)]
     assert_tensors(fetch_sample(store, row, tensors=["tail"]).tensors, {"tail": tensors["tail"]})
     assert_tensors(fetch_sample(store, row).tensors, tensors)
 
@@ -142,7 +142,7 @@ def test_a_chunk_that_stays_damaged_names_tensor_and_chunk(store: _Recording) ->
     sample, _ = _large()
     bucket = Bucket(store)
     row = bucket.add_single(sample)
-    bucket.damage(row.object.key, at=row.entry.header_length + (1 << 20) + 5)
+    bucket.damage(row.object.key, at=row.entry.header_length + (2 << 20) + 5)
     assert fetch_sample(store, row, tensors=["hidden"], rows=slice(0, 1)).rows == (0, 1)
     with pytest.raises(IntegrityError, match="tensor 'hidden', chunk 1"):
         fetch_sample(store, row, tensors=["hidden"], rows=slice(0, 2))
