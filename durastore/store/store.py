@@ -25,7 +25,7 @@ from durastore.store.membership import Decision, Membership
 from durastore.store.room import Room
 from durastore.store.services import Services
 from durastore.store.tickets import Ticket
-from durastore.store.waiting import describe_wait
+from durastore.store.waiting import PipelineWords, describe_wait
 
 __all__ = ["Store", "StoreParts", "StoreStatus"]
 
@@ -61,6 +61,7 @@ class StoreParts:
     membership: Membership
     catalog: Catalog
     room: Room
+    pipeline: PipelineWords
     counters: Counting
     resources: ExitStack
     """Closed last, in reverse order: connections, journals, locks."""
@@ -117,8 +118,9 @@ class Store:
             encode_sample(SampleId(name), tensors, context=self._context(name, meta, inputs=input_digests))
             for name, tensors in samples.items()
         ]
-        self._parts.room.wait(sum(sample.length for sample in encoded), blockers=self._failures)
-        return self._place(sorted(encoded, key=lambda sample: sample.sample_id))
+        ordered = sorted(encoded, key=lambda sample: sample.sample_id)
+        needed_bytes = sum(sample.length for sample in encoded)
+        return self._parts.room.admit(needed_bytes, lambda: self._place(ordered), pipeline=self._parts.pipeline)
 
     def _context(
         self, name: str, meta: Mapping[str, Mapping[str, Any]] | None, *, inputs: Mapping[str, str] | None
