@@ -161,6 +161,7 @@ class _Opener:
         _check_bucket(objects)
         _refuse_same_fate(objects, local, options=self._options, is_own_adapter=self._is_own_adapter)
         root = SpoolRoot.open(local, is_any_filesystem_allowed=self._options.is_any_filesystem_allowed)
+        self._resources.callback(root.close)
         spool = Spool.claim(root, clock=self._clock)
         self._resources.callback(spool.close)
         marker = self._agree_on_marker(objects, url, run=given_run, root=root)

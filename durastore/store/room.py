@@ -23,6 +23,7 @@ __all__ = ["Pipeline", "Room", "RoomLimits"]
 T = TypeVar("T")
 _LOOK_EVERY_S = 1.0
 _FULL_PAUSE_S = 0.5
+_STRIDE_SHARE = 16
 _FULL_PAUSE_CAP_S = 30.0
 _HINT = "check the endpoint, free disk space, or change high_watermark_bytes or reserve_bytes"
 
@@ -133,11 +134,12 @@ class Room:
         return None if not ballast.is_wanted or ballast.ensure() else "disk full"
 
     def _short_bytes(self, needed_bytes: int) -> int:
-        """How much has to be freed."""
+        """How much to free: on a short disk some more than is needed now, or every put would wait for one pack."""
         marks, missing = self._limits.watermarks, self._spool.ballast.missing_bytes
         over = self._spool.used_bytes() + needed_bytes - marks.high_bytes
         short = marks.reserve_bytes + needed_bytes + missing - self._spool.free_bytes()
-        return max(over, short, missing, 1)
+        stride = self._spool.disk_bytes() // _STRIDE_SHARE if max(short, missing) > 0 else 0
+        return max(over, short, missing, 1) + stride
 
     def _refuse_stalled(self, needed_bytes: int, cause: str, *, since: float, pipeline: Pipeline) -> None:
         marks, now = self._limits.watermarks, self._clock.monotonic()

@@ -35,8 +35,8 @@ class Services:
     observer: Observer
 
     def reclaim_policy(self, used_bytes: int) -> ReclaimPolicy:
-        """What may go now of a spool that holds `used_bytes`: while somebody drains, everything that was proven; while a
-        put waits for room, what it needs, also below the low watermark.
+        """What may go now of a spool that holds `used_bytes`: while somebody drains, everything that was proven; while
+        a put waits for room, what it needs, also below the low watermark.
         """
         options, short_bytes = self.options, self.board.short_bytes
         low_bytes = options.low_watermark_bytes

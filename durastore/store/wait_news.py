@@ -28,8 +28,13 @@ class WaitNews:
         self._lock = threading.Lock()
         self._waiting = 0
         self._since = 0.0
+        self._ended_at = -_AGAIN_S
+        self._waited_s = 0.0
+        """Of all waits with short pauses between them that are over."""
         self._next_at = 0.0
         self._pause_s = _AGAIN_S
+        self._has_line = self._has_event = False
+        """Whether the wait under way was told of."""
 
     def note_put(self, size_bytes: int) -> None:
         """Samples of so many bytes got through."""
@@ -38,31 +43,41 @@ class WaitNews:
     def begin(self) -> None:
         with self._lock:
             self._waiting += 1
-            if self._waiting == 1:
-                self._since = self._next_at = self._clock.monotonic()
-                self._pause_s = _AGAIN_S
-                self._pace.pause()
+            if self._waiting > 1:
+                return
+            now = self._since = self._clock.monotonic()
+            self._has_line = self._has_event = False
+            if now - self._ended_at >= _AGAIN_S:  # else it is one more of many short waits, of which few lines tell
+                self._next_at, self._pause_s, self._waited_s = now, _AGAIN_S, 0.0
+            self._pace.pause()
 
     def tell(self, cause: str, text: Callable[[], str]) -> None:
-        """Why puts wait, if it is time to say so: at once, after 60 s, then at doubling intervals up to 10 minutes."""
+        """Why puts wait, if it is time to say so: at once, after 60 s, then at doubling intervals up to 10 minutes.
+        Waits with less than 60 s between them count as one. Observers hear of each, once.
+        """
         with self._lock:
             now = self._clock.monotonic()
-            if now < self._next_at:
-                return
-            self._next_at = now + self._pause_s
-            self._pause_s = min(_AGAIN_CAP_S, 2 * self._pause_s)
-            waited_s = now - self._since
+            waited_s = self._waited_s + now - self._since
+            is_due, is_new = now >= self._next_at, not self._has_event
+            self._has_event = True
+            if is_due:
+                self._has_line = True
+                self._next_at = now + self._pause_s
+                self._pause_s = min(_AGAIN_CAP_S, 2 * self._pause_s)
+        if not is_due and not is_new:
+            return
         rates = self._pace.rates()
-        since = f" (for {waited_s:.0f} s now)" if waited_s >= 1 else ""
-        LOGGER.warning("put waits%s: %s; %s", since, text(), rates.render())
-        self._observer.emit(
-            "put.waits",
-            cause=cause,
-            waited_s=waited_s,
-            put_bytes_per_s=rates.put,
-            uploaded_bytes_per_s=rates.uploaded,
-            freed_bytes_per_s=rates.freed,
-        )
+        if is_due:
+            since = f" (for {waited_s:.0f} s so far)" if waited_s >= 1 else ""
+            LOGGER.warning("put waits%s: %s; %s", since, text(), rates.render())
+        if is_new:
+            self._observer.emit(
+                "put.waits",
+                cause=cause,
+                put_bytes_per_s=rates.put,
+                uploaded_bytes_per_s=rates.uploaded,
+                freed_bytes_per_s=rates.freed,
+            )
 
     def end(self, *, is_admitted: bool) -> None:
         """This thread waits no more: there is room, or it gave up."""
@@ -70,7 +85,11 @@ class WaitNews:
             self._waiting -= 1
             if self._waiting:
                 return
-            waited_s = self._clock.monotonic() - self._since
+            now = self._ended_at = self._clock.monotonic()
+            waited_s = now - self._since
+            self._waited_s += waited_s
+            is_line_due = self._has_line or not is_admitted
             self._pace.go_on()
-        LOGGER.warning("put %s after %.1f s of waiting", "goes on" if is_admitted else "gave up", waited_s)
+        if is_line_due:
+            LOGGER.warning("put %s after %.1f s of waiting", "goes on" if is_admitted else "gave up", waited_s)
         self._observer.emit("put.resumed" if is_admitted else "put.gave_up", waited_s=waited_s)

@@ -210,11 +210,38 @@ def test_the_line_comes_again_at_growing_intervals(caplog: pytest.LogCaptureFixt
     lines = [record.getMessage() for record in caplog.records]
     assert [line[:27] for line in lines] == [
         "put waits: spool full: spoo",
-        "put waits (for 60 s now): s",
-        "put waits (for 180 s now): ",
-        "put waits (for 420 s now): ",
+        "put waits (for 60 s so far)",
+        "put waits (for 180 s so far",
+        "put waits (for 420 s so far",
         "put gave up after 600.0 s o",
     ]
+
+
+def test_many_short_waits_are_told_of_like_one(caplog: pytest.LogCaptureFixture) -> None:
+    there = scene(950, 1000)
+
+    def make_room() -> None:
+        there.disk.used = 0
+
+    there.clock.on_wait = make_room
+    for _ in range(200):
+        there.disk.used = 950
+        assert there.put(100) == 1
+        there.clock.advance(1)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split(":")[0] for line in lines] == [
+        "put waits",
+        "put goes on after 1.0 s of waiting",
+        "put waits (for 30 s so far)",
+        "put goes on after 1.0 s of waiting",
+        "put waits (for 90 s so far)",
+        "put goes on after 1.0 s of waiting",
+    ]
+    assert there.heard.names() == ["put.waits", "put.resumed"] * 200
+    there.clock.advance(60)
+    there.disk.used = 950
+    there.put(100)
+    assert len(caplog.records) == 8, "after a minute without a wait the next one is news again"
 
 
 def test_time_spent_waiting_does_not_slow_the_samples_down() -> None:
