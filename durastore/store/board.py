@@ -77,7 +77,8 @@ class Board:
 
     @property
     def is_hurried(self) -> bool:
-        return self._waiters > 0
+        """Also while a put waits for room: what is not full yet, or waits for company, is what keeps the room."""
+        return self._waiters > 0 or self.short_bytes > 0
 
     @property
     def is_draining(self) -> bool:
