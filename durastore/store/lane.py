@@ -26,9 +26,10 @@ from durastore.spool.spool import Spool
 from durastore.store.backoff import Backoff
 from durastore.store.membership import Membership
 from durastore.store.segmenter import Segmenter
+from durastore.store.sending import upload_job
 from durastore.store.services import Services
 from durastore.store.troubles import Trouble, judge_upload, judge_verification
-from durastore.upload.job import UploadJob, UploadReply
+from durastore.upload.job import UploadReply
 
 __all__ = ["Lane"]
 
@@ -220,24 +221,8 @@ class Lane:
     def _start_uploads(self) -> None:
         room = _UPLOAD_PACKS - len(self._busy)
         for record in self._due(PackState.SEALED, PackState.UNKNOWN)[: max(room, 0)]:
-            self._watch("upload", record, future=self._services.uploader.submit(self._job(record)))
-
-    def _job(self, record: PackRecord) -> UploadJob:
-        if record.key is None or record.digest is None or record.size_bytes is None or record.crc64nvme is None:
-            raise DiskFailed(f"journal: sealed pack {record.name} has no digest")
-        journal, pack_id = self.spool.journal, record.pack_id
-        return UploadJob(
-            open_source=lambda: self.spool.packs_folder.open_read(record.name),
-            key=record.key,
-            size_bytes=record.size_bytes,
-            digest=record.digest,
-            crc64nvme=record.crc64nvme,
-            write_id=journal.write_id(pack_id),
-            session=journal.session(pack_id),
-            on_session=lambda session: journal.record_session(pack_id, session),
-            on_part=lambda part: journal.record_part(pack_id, part),
-            is_overwriting=self._backoff.is_rewriting(pack_id),
-        )
+            job = upload_job(self.spool, record, is_overwriting=self._backoff.is_rewriting(record.pack_id))
+            self._watch("upload", record, future=self._services.uploader.submit(job))
 
     def _after_upload(self, record: PackRecord | None, future: Future[UploadReply]) -> bool:
         assert record is not None
@@ -379,10 +364,9 @@ class Lane:
         if self._is_reclaiming or now < self._reclaim_at or not services.verifier.may_reclaim:
             return
         self._reclaim_at = now + _RECLAIM_EVERY_S
-        used_bytes = self.spool.used_bytes()
-        policy = services.reclaim_policy(used_bytes)
+        used = self.spool.used_bytes()
         records = [r for r in self.spool.journal.packs(PackState.MANIFESTED) if r.pack_id not in self._failed]
-        plan = plan_reclaim(records, policy=policy, used_bytes=used_bytes, now=services.clock.stamp())
+        plan = plan_reclaim(records, policy=services.reclaim_policy(used), used_bytes=used, now=services.clock.stamp())
         for record in plan.stale:
             self.spool.journal.move_back(record.pack_id, PackState.UPLOADED, reason="evidence expired")
         if plan.packs:
