@@ -158,8 +158,10 @@ class Room:
         spool, marks = self._spool, self._limits.watermarks
         used, free = spool.used_bytes(), spool.free_bytes()
         said = f" ({self._full})" if self._full is not None else ""
+        missing = spool.ballast.missing_bytes
+        ballast = f", and {missing / 1e9:.2f} GB for the ballast" if missing else ""
         return (
             f"{cause}{said}: spool {spool.path} holds {used / 1e9:.2f} GB (high watermark {marks.high_bytes / 1e9:.2f}"
-            f" GB), disk has {free / 1e9:.2f} GB free (reserve {marks.reserve_bytes / 1e9:.2f} GB);"
+            f" GB), disk has {free / 1e9:.2f} GB free (reserve {marks.reserve_bytes / 1e9:.2f} GB{ballast});"
             f" {pipeline.describe()}"
         )

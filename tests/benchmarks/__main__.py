@@ -25,14 +25,14 @@ BUILD = Path(__file__).parents[2] / "build"
 
 
 def _lines(turns: int) -> Iterator[Line]:
+    if (reason := why_no_gpu()) is not None:
+        print(reason, flush=True)  # noqa: T201 - so that a missing line is not taken for a forgotten one
     samples = hidden_states(BUILD / "bench-states.pt")
     yield from codec_lines(samples, turns=turns)
     yield from put_lines(samples, turns=turns, work=BUILD)
     yield from handover_lines(samples, turns=turns, work=BUILD)
     yield from gpu_lines(samples, turns=turns, work=BUILD)
     yield from extraction_lines(work=BUILD)
-    if (reason := why_no_gpu()) is not None:
-        print(reason, flush=True)  # noqa: T201 - so that a missing line is not taken for a forgotten one
 
 
 def _long_lines(options: argparse.Namespace) -> Iterator[Line]:

@@ -23,7 +23,8 @@ def live(trial: Trial, points: FullPoints) -> None:
         with points.installed():
             trial.put(store, "a/1", "a/2")
             group = {name: tensors_of(name) for name in ("g/1", "g/2", "g/3", "g/4", "g/5")}
-            store.put_many(group)
+            tickets = store.put_many(group)
+            assert all(ticket.is_new for ticket in tickets.values())
             trial.acknowledged |= group
             trial.put(store, "big", size=7_000)
             store.flush(900)
@@ -32,6 +33,7 @@ def live(trial: Trial, points: FullPoints) -> None:
             trial.put(store, "a/3")
             store.drain(900)
         assert store.status().failures == ()
+        assert store.status().samples_put == 10
         assert store.status().only_local_ids == ()
     finally:
         store.abandon()
