@@ -6,6 +6,7 @@ process exit code it maps to. Must never import anything else of durastore. Code
 
 from __future__ import annotations
 
+import errno
 from typing import Any, ClassVar
 
 __all__ = [
@@ -300,6 +301,11 @@ class DiskFailed(DurastoreError):
     """A local write or fsync failed. The file concerned was abandoned, never retried in place."""
 
     code = "disk"
+
+    @property
+    def is_full(self) -> bool:
+        """True if the disk or a quota had no room: to be tried again, elsewhere, once there is some."""
+        return self.facts.get("errno") in (errno.ENOSPC, errno.EDQUOT)
 
 
 class JournalFailed(DiskFailed):

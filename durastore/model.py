@@ -89,7 +89,8 @@ def _id_fault(text: object) -> str | None:
         return f"has {size_bytes} bytes (1 to {MAX_ID_BYTES} are allowed)"
     if not text.isascii() and unicodedata.normalize("NFC", text) != text:
         return "is not NFC-normalised (two spellings of one name would be two samples)"
-    if any(unicodedata.category(c) in ("Cc", "Zl", "Zp") for c in text):
+    is_plain = text.isascii() and text.isprintable()  # nearly all of them, at a hundredth of the cost
+    if not is_plain and any(unicodedata.category(c) in ("Cc", "Zl", "Zp") for c in text):
         return "has a control character or line separator"
     if any(part in ("", ".", "..") for part in text.split("/")):
         return "has an empty, '.' or '..' segment"

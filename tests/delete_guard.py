@@ -1,7 +1,7 @@
 """Notices, while a test runs, any loss of a name or of bytes below a spool root that does not go through a door.
 
 An audit hook sees `unlink`, `rename`, `rmdir`, `truncate` and truncating opens of this process. Below a directory that
-holds a spool root marker, library code may do these only in the three modules that exist for it; the test itself, and
+holds a spool root marker, library code may do these only in the four modules that exist for it; the test itself, and
 pytest tidying its temporary folders, may do as they like. A breach is refused (the bytes stay) and fails the test.
 """
 
@@ -21,7 +21,14 @@ from durastore.formats.spool_root import ROOT_MARKER_NAME
 from durastore.fsio.sys import SystemCalls
 
 REPO = Path(__file__).resolve().parents[1]
-DOORS = frozenset({"durastore/reclaim/_unlink.py", "durastore/fsio/publish.py", "durastore/fsio/relocate.py"})
+DOORS = frozenset(
+    {
+        "durastore/fsio/ballast.py",
+        "durastore/fsio/publish.py",
+        "durastore/fsio/relocate.py",
+        "durastore/reclaim/_unlink.py",
+    }
+)
 _LIBRARY = (f"{REPO}/durastore/", f"{REPO}/cli/")
 _TESTS = f"{REPO}/tests/"
 _WRAPPERS = f"{REPO}/durastore/testing/"  # counts or judges a system call, then makes it for its caller

@@ -27,7 +27,7 @@ from durastore.extract.runner import RunnerLimits
 from durastore.fsio.folder import Folder
 from durastore.observe.events import LOGGER
 from durastore.store.opening import OptionOverrides, open_store
-from durastore.store.store import StoreStatus
+from durastore.store.status import StoreStatus
 
 __all__ = ["DemoOptions", "run_demo"]
 

@@ -9,12 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from durastore.errors import DiskFailed
-from durastore.fsio.folder import Folder
-from durastore.fsio.identity import FileIdentity, identify
-from durastore.fsio.sys import SYS
-
-__all__ = ["Filesystem", "filesystem_of", "free_bytes", "preallocate"]
+__all__ = ["Filesystem", "disk_bytes", "filesystem_of", "free_bytes"]
 
 _LOCAL_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "apfs", "hfs"})
 
@@ -84,20 +79,7 @@ def free_bytes(path: Path) -> int:
     return stat.f_bavail * stat.f_frsize
 
 
-def preallocate(folder: Folder, name: str, *, size_bytes: int) -> FileIdentity:
-    """Create `name` with `size_bytes` of really allocated space, durable. FileExistsError if it is there."""
-    try:
-        fd = SYS.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode=0o600, dir_fd=folder.fd)
-        try:
-            SYS.preallocate(fd, size_bytes)
-            SYS.fsync(fd)
-            folder.sync()
-            return identify(fd)
-        finally:
-            SYS.close(fd)
-    except FileExistsError:
-        raise
-    except OSError as exc:
-        raise DiskFailed(
-            f"reserving {size_bytes} bytes as {folder.path / name}: {exc.strerror}", errno=exc.errno
-        ) from exc
+def disk_bytes(path: Path) -> int:
+    """Size of the file system of `path`."""
+    stat = os.statvfs(path)
+    return stat.f_blocks * stat.f_frsize

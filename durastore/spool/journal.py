@@ -1,8 +1,9 @@
 """The journal: this spool's record of its packs and of the samples not yet safely elsewhere.
 
 Duty: one durable transaction for each method (INV-2): a method is called after the bytes it speaks of are durable, and
-before anyone is told. Each step checks the state it starts from. Thread-safe. After any SQLite error every method
-raises `JournalFailed`, and the next open goes on in a new file. Must never keep samples of a reclaimed pack.
+before anyone is told. Each step checks the state it starts from. Thread-safe. After any SQLite error but a full disk
+(`DiskFailed`, without effect) every method raises `JournalFailed`, and the next open goes on in a new file. Must never
+keep samples of a reclaimed pack.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from durastore.clock import Stamp
 from durastore.errors import DurastoreError, IntegrityError
 from durastore.formats.upload_session import PartRecord, UploadSession
+from durastore.fsio.ballast import Ballast
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity
 from durastore.model import Digest, Evidence, ObjectKey, PackState, Run, SampleEntry, SampleId, Tombstone, WriterId
@@ -21,24 +23,19 @@ from durastore.spool import journal_notes as notes
 from durastore.spool import journal_steps as steps
 from durastore.spool.journal_file import open_database
 from durastore.spool.journal_rows import PackLists, find_entries, load_entries, load_pack, load_packs
-from durastore.spool.records import PackFile, PackRecord, Replacement, SealFacts, UploadAnswer, WriterRecord
-
-__all__ = ["FACT_DOUBTFUL", "FACT_OLDER", "FACT_REBUILD", "Journal", "PackRecord", "SealFacts", "WriterRecord"]
-
-FACT_OLDER = "older"
-"""Set before a file is read back that shows this journal to be older than its spool: no state is to be trusted."""
-FACT_DOUBTFUL = "doubtful "
-"""With a pack id: read back from a file that this journal had no row of, and not held against the manifest yet."""
-FACT_REBUILD = "rebuild"
-"""Set with the tables of a journal that began beside existing packs: those are still to be read back into it."""
-_LIVE = (
-    PackState.OPEN,
-    PackState.SEALED,
-    PackState.UPLOADED,
-    PackState.VERIFIED,
-    PackState.UNKNOWN,
-    PackState.CONFLICT,
+from durastore.spool.records import (
+    FACT_DOUBTFUL,
+    FACT_REBUILD,
+    UNMANIFESTED,
+    PackFile,
+    PackRecord,
+    Replacement,
+    SealFacts,
+    UploadAnswer,
+    WriterRecord,
 )
+
+__all__ = ["Journal", "PackRecord", "SealFacts", "WriterRecord"]
 
 
 class Journal:
@@ -50,11 +47,9 @@ class Journal:
         """Open, make or follow up the journal in `folder`. Errors as `open_database`; safe to repeat."""
         facts = {FACT_REBUILD: "pending"} if has_packs else {}
         opened = open_database(folder, quarantine, is_wal=is_wal, fresh_facts=facts)
-        self._db = opened.database
+        self._db, self._writer = opened.database, writer
         self._lists = PackLists()
-        self._writer = writer
         self._reserved: dict[WriterId, int] = {}
-        self._used_bytes = 0
         try:
             with self._db.reading() as conn:
                 self._recount(conn)
@@ -67,6 +62,10 @@ class Journal:
     @property
     def name(self) -> str:
         return self._db.name
+
+    def rest_on(self, ballast: Ballast) -> None:
+        """From now on this space is given up for a transaction that begins on a full disk."""
+        self._db.ballast = ballast
 
     def _recount(self, conn: sqlite3.Connection) -> None:
         sql = "SELECT coalesce(sum(size_bytes), 0) FROM packs WHERE state NOT IN ('lost', 'quarantined', 'reclaimed')"
@@ -299,7 +298,7 @@ class Journal:
 
     def unmanifested(self) -> Iterator[tuple[PackRecord, SampleEntry]]:
         """Samples that are durable here and in no manifest segment yet; without LOST and QUARANTINED ones."""
-        for record in self.packs(*_LIVE):
+        for record in self.packs(*UNMANIFESTED):
             for entry in self.entries(record.pack_id):
                 yield record, entry
 

@@ -3,11 +3,13 @@
 Duty: open the file as it has to be (WAL, synchronous=FULL, checkpoints made and read by us), run transactions, and stop
 for good at the first error. After a failed write or fsync page cache and disk may disagree, and every later
 "success" on the same file would prove nothing: the connection is then never used, never checkpointed and never closed
-again, and a marker makes the next open go on in a new file. Must never retry a failed statement.
+again, and a marker makes the next open go on in a new file. A full disk is another matter (ADR 0006): SQLite says so
+before anything was synced, and undoes the transaction. Must never retry a failed statement.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import threading
@@ -17,6 +19,7 @@ from urllib.parse import quote
 
 from durastore.errors import DiskFailed, ForkedStore, JournalFailed, StoreClosed, UnsupportedFilesystem
 from durastore.formats.journal import ADDED_COLUMNS, APPLICATION_ID, SCHEMA, USER_VERSION, check_version
+from durastore.fsio.ballast import Ballast
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
 
@@ -100,6 +103,11 @@ def is_rollback_due(exc: BaseException) -> bool:
     return getattr(exc, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK
 
 
+def is_disk_full(exc: BaseException) -> bool:
+    """True if SQLite found no room for a page (ENOSPC; a quota's EDQUOT it calls an I/O error). No sync had failed."""
+    return getattr(exc, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+
+
 class JournalDatabase:
     """The connection. Thread-safe; in a forked child every call raises `ForkedStore` and nothing is closed."""
 
@@ -114,6 +122,8 @@ class JournalDatabase:
         self.name = name
         self.writes = 0
         """Transactions of this process so far, whatever came of them; nobody else writes to a live journal."""
+        self.ballast: Ballast | None = None
+        """Space that is given up when a transaction begins on a disk that is full."""
         try:
             self._connection = connect(folder, name)
         except SQLITE_ERRORS as exc:
@@ -193,28 +203,47 @@ class JournalDatabase:
     def writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction: durable when the block was left without an error, without effect otherwise.
 
-        An SQLite error raises `JournalFailed` and ends this journal; any other exception rolls back and passes.
+        `DiskFailed` with ENOSPC where the disk was full: undone, and to be tried again once there is room. Any other
+        SQLite error raises `JournalFailed` and ends this journal; any other exception rolls back and passes.
         """
         with self._lock:
             self._require_alive()
             conn = self._connection
+            if self.ballast is not None:
+                self.ballast.release_if_scarce()
             try:
                 conn.execute("BEGIN IMMEDIATE")
                 try:
                     yield conn
                     conn.execute("COMMIT")
-                except SQLITE_ERRORS:
-                    raise
-                except BaseException:
+                except BaseException as exc:
+                    if isinstance(exc, SQLITE_ERRORS) and not is_disk_full(exc):
+                        raise
                     if conn.in_transaction:
                         conn.execute("ROLLBACK")
+                    if is_disk_full(exc):
+                        raise self._no_room(exc) from exc
                     raise
                 if self._is_wal and self._wal_bytes() >= self._checkpoint_at:
-                    self._checkpoint()
+                    self._checkpoint_if_room()
             except SQLITE_ERRORS as exc:
                 raise self._die(exc) from exc
             finally:
                 self.writes += 1  # under the lock: whoever reads next sees the new count
+
+    def _no_room(self, exc: BaseException) -> DiskFailed:
+        return DiskFailed(f"journal {self._folder.path / self.name}: {exc}", errno=errno.ENOSPC)
+
+    def _checkpoint_if_room(self) -> bool:
+        """The transactions are in the WAL and synced; where the file cannot grow they stay there for a later time."""
+        try:
+            self._checkpoint()
+        except sqlite3.Error as exc:
+            if not is_disk_full(exc):
+                raise
+            self._checkpoint_at = _CHECKPOINT_BYTES + self._wal_bytes()
+            return False
+        return True
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -232,8 +261,11 @@ class JournalDatabase:
             if self._is_closed or self._failure is not None or os.getpid() != self._pid:
                 return
             try:
-                self._checkpoint()  # with its result read here, the checkpoint inside close() has nothing left to do
-                self._connection.close()
+                # with its result read here, the checkpoint inside close() has nothing left to do
+                if self._checkpoint_if_room():
+                    self._connection.close()
+                else:
+                    _pin(self._connection)  # as if killed: closing would checkpoint again, and tell nobody the result
             except SQLITE_ERRORS as exc:
                 raise self._die(exc) from exc
             self._is_closed = True

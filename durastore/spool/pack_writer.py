@@ -16,6 +16,7 @@ Must never hand out a row before step 5, and never unlink.
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -184,7 +185,11 @@ class PackWriter:
     def _begin(self) -> _OpenPack:
         place = self._next_file(PackKind.TAR)
         file = DurableFile.create(self._spool.packs_folder, place.name)
-        record = self._journal.add_open_pack(place)
+        try:
+            record = self._journal.add_open_pack(place)
+        except BaseException:
+            file.close()  # an empty file that no pack names: the next open sets it aside
+            raise
         self._open = _OpenPack(place, file, pack_id=record.pack_id, opened_at=self._clock.monotonic())
         return self._open
 
@@ -240,6 +245,8 @@ class PackWriter:
     # --- sealing ---------------------------------------------------------------------------------------------------
 
     def _seal(self, pack: _OpenPack) -> PackRecord:
+        # a full disk that refused the trailer would cost a copy of the whole pack, and only sealed packs make room
+        self._spool.ballast.release_if_scarce()
         with self._abandoning(pack):
             pack.hasher.update(TRAILER)
             pack.file.append([TRAILER])
@@ -296,11 +303,19 @@ class PackWriter:
         """Copy what was acknowledged from abandoned files into new sealed packs."""
         self._save_at = self._clock.monotonic() + _SAVE_EVERY_S
         for pack_id, reason in list(self._abandoned.items()):
+            self._require_room_for_copy(pack_id)
             lost = self._spool.salvage(pack_id, reason=reason).lost
             self._lost.extend(lost)
             if lost and self._listener is not None:
                 self._listener.on_lost(lost)  # before any caller hears of it: who puts one of them again gets it stored
             del self._abandoned[pack_id]
+
+    def _require_room_for_copy(self, pack_id: int) -> None:
+        """A copy that cannot end well would take, for a moment, the last space that the journal's records need."""
+        record = self._journal.pack(pack_id)
+        wanted = (record.size_bytes or 0) if record.sample_count else 0
+        if wanted > self._spool.free_bytes():
+            raise DiskFailed(f"no room to copy the {wanted} bytes of abandoned pack {record.name}", errno=errno.ENOSPC)
 
 
 def _stones_of(samples: Sequence[EncodedSample], supersedes: Sequence[Tombstone]) -> list[Tombstone]:

@@ -14,7 +14,11 @@ from durastore.fsio.identity import FileIdentity
 from durastore.model import Digest, Evidence, ObjectKey, PackKind, PackState, SampleEntry, SampleId, WriterId
 
 __all__ = [
+    "FACT_DOUBTFUL",
+    "FACT_OLDER",
+    "FACT_REBUILD",
     "SIDE_STATES",
+    "UNMANIFESTED",
     "LostSample",
     "PackFile",
     "PackRecord",
@@ -25,6 +29,20 @@ __all__ = [
     "is_step_back",
 ]
 
+FACT_OLDER = "older"
+"""Set before a file is read back that shows this journal to be older than its spool: no state is to be trusted."""
+FACT_DOUBTFUL = "doubtful "
+"""With a pack id: read back from a file that this journal had no row of, and not held against the manifest yet."""
+FACT_REBUILD = "rebuild"
+"""Set with the tables of a journal that began beside existing packs: those are still to be read back into it."""
+UNMANIFESTED = (
+    PackState.OPEN,
+    PackState.SEALED,
+    PackState.UPLOADED,
+    PackState.VERIFIED,
+    PackState.UNKNOWN,
+    PackState.CONFLICT,
+)
 SIDE_STATES = frozenset({PackState.UNKNOWN, PackState.CONFLICT, PackState.QUARANTINED, PackState.LOST})
 _ORDER = (
     PackState.OPEN,

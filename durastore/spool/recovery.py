@@ -16,11 +16,11 @@ from durastore.errors import SpoolUnreadable
 from durastore.formats.keys import pack_key
 from durastore.fsio.identity import identify
 from durastore.model import Digest, PackState
-from durastore.spool.journal import FACT_OLDER, FACT_REBUILD, PackRecord, SealFacts
+from durastore.spool.journal import PackRecord, SealFacts
 from durastore.spool.journal_file import set_aside
 from durastore.spool.pack_bytes import hash_file, is_sealed_content, is_well_framed, read_exact, sample_fault, sync_file
 from durastore.spool.rebuild import rebuild_journal
-from durastore.spool.records import LostSample, PackFile
+from durastore.spool.records import FACT_OLDER, FACT_REBUILD, LostSample, PackFile
 from durastore.spool.salvage import Place, salvage_pack
 
 __all__ = ["RecoveryReport", "recover_spool"]

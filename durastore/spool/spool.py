@@ -15,18 +15,18 @@ from contextlib import ExitStack, suppress
 from durastore.clock import Clock
 from durastore.errors import (
     ConfigError,
-    DiskFailed,
     DurastoreError,
     RootMismatch,
     SpoolLocked,
     SpoolUnreadable,
     UnsupportedFilesystem,
 )
+from durastore.fsio.ballast import Ballast
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity
 from durastore.fsio.lock import FlockedFile
 from durastore.fsio.publish import publish
-from durastore.fsio.space import free_bytes, preallocate
+from durastore.fsio.space import disk_bytes, free_bytes
 from durastore.model import Evidence, PackState, Run, WriterId
 from durastore.spool.journal import Journal, PackRecord
 from durastore.spool.journal_file import set_aside
@@ -62,6 +62,9 @@ class Spool:
             self.quarantine_folder = opened.enter_context(folder.ensure_child("quarantine"))
             for made in (root.folder, folder, self.packs_folder, self.quarantine_folder):
                 made.sync()  # names that an earlier process made and could not sync any more
+            self.ballast = Ballast(folder, _BALLAST, size_bytes=_BALLAST_BYTES)
+            # a spool on a full disk must open, or nothing could ever be drained from it
+            self.ballast.release_if_scarce()
             self.journal = Journal(
                 folder,
                 self.quarantine_folder,
@@ -70,9 +73,8 @@ class Spool:
                 has_packs=bool(self.packs_folder.names()),
             )
             opened.pop_all()
-        # a spool on a full disk must open, or nothing could ever be drained from it
-        with suppress(FileExistsError, DiskFailed):
-            preallocate(folder, _BALLAST, size_bytes=_BALLAST_BYTES)
+        self.journal.rest_on(self.ballast)
+        self.ballast.ensure()
         with suppress(OSError):
             lock.note(f"{clock.now_ns()} pid {os.getpid()} writer {self.writer}\n")
 
@@ -178,6 +180,10 @@ class Spool:
     def free_bytes(self) -> int:
         """Bytes that may still be written on the spool's file system."""
         return free_bytes(self.path)
+
+    def disk_bytes(self) -> int:
+        """Size of the spool's file system."""
+        return disk_bytes(self.path)
 
     def quarantined_bytes(self) -> int:
         """Bytes of the files in quarantine."""

@@ -25,6 +25,8 @@ class Board:
         self._drainers = 0
         self.is_probing = False
         """While a probe is under way: what the endpoint refuses now it may take with other headers (case B160)."""
+        self.short_bytes = 0
+        """What a waiting put needs freed, beyond what lazy reclaim would free by itself; 0 while none waits."""
 
     def note_progress(self) -> None:
         """A pack moved on: whoever waits looks again, and no stall is counted from before this moment."""
@@ -40,6 +42,10 @@ class Board:
         """Seconds since the last progress."""
         with self.changed:
             return self._clock.monotonic() - self._progress_at
+
+    def ask_for_room(self, short_bytes: int) -> None:
+        """A put waits for so many bytes to be freed (0: no more)."""
+        self.short_bytes = short_bytes
 
     def fail(self, error: DurastoreError) -> None:
         """From now on `put` refuses with this error (credentials, disk, journal)."""
@@ -71,7 +77,8 @@ class Board:
 
     @property
     def is_hurried(self) -> bool:
-        return self._waiters > 0
+        """Also while a put waits for room: what is not full yet, or waits for company, is what keeps the room."""
+        return self._waiters > 0 or self.short_bytes > 0
 
     @property
     def is_draining(self) -> bool:

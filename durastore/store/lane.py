@@ -26,9 +26,10 @@ from durastore.spool.spool import Spool
 from durastore.store.backoff import Backoff
 from durastore.store.membership import Membership
 from durastore.store.segmenter import Segmenter
+from durastore.store.sending import upload_job
 from durastore.store.services import Services
 from durastore.store.troubles import Trouble, judge_upload, judge_verification
-from durastore.upload.job import UploadJob, UploadReply
+from durastore.upload.job import UploadReply
 
 __all__ = ["Lane"]
 
@@ -55,6 +56,13 @@ class Lane:
         """Packs whose last try began before the endpoint's probe had ended."""
         self._failed: dict[int, DurastoreError] = {}
         self._finished: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._handlers: dict[str, Callable[[PackRecord | None, Future[Any]], bool]] = {
+            "upload": self._after_upload,
+            "verify": self._after_verification,
+            "rescue": self._after_rescue,
+            "segment": self._after_segment,
+            "reclaim": self._after_reclaim,
+        }
         self._lost_groups = 0
         self._is_segmenting = False
         self._is_reclaiming = False
@@ -105,7 +113,7 @@ class Lane:
         board = self._services.board
         try:
             while not self._is_stopping:
-                if not self._step():
+                if not self._step_if_room():
                     with board.changed:
                         if not self._is_stopping and self._finished.empty():
                             self._services.clock.wait(board.changed, _TICK_S)
@@ -118,6 +126,21 @@ class Lane:
             )
             error.__cause__ = exc
             board.fail(error)
+
+    def _step_if_room(self) -> bool:
+        """A full disk ends nothing: what a step could not record was undone, and a later round does it again."""
+        try:
+            return self._step()
+        except DiskFailed as exc:
+            self._note_full(exc)
+            return False
+
+    def _note_full(self, error: DiskFailed) -> None:
+        """Give the ballast up, for the records that make room; any other error of the disk is raised."""
+        if not error.is_full:
+            raise error
+        self.spool.ballast.release()
+        self._backoff.tell(f"the disk is full: {error}; {self._waiting_text()}")
 
     def _step(self) -> bool:
         """One round; True if something moved, so that the next round comes at once."""
@@ -140,14 +163,7 @@ class Lane:
                 return moved
             if record is not None:
                 self._busy.discard(record.pack_id)
-            handler: dict[str, Callable[[PackRecord | None, Future[Any]], bool]] = {
-                "upload": self._after_upload,
-                "verify": self._after_verification,
-                "rescue": self._after_rescue,
-                "segment": self._after_segment,
-                "reclaim": self._after_reclaim,
-            }
-            moved = handler[kind](record, future) or moved
+            moved = self._handlers[kind](record, future) or moved
 
     def _watch(self, kind: str, record: PackRecord | None, *, future: Future[Any]) -> None:
         def done(ended: Future[Any]) -> None:
@@ -170,7 +186,10 @@ class Lane:
             try:
                 self.writer.seal_open()
             except DiskFailed as exc:
-                self._services.board.fail(exc)
+                if exc.is_full:
+                    self._note_full(exc)
+                else:
+                    self._services.board.fail(exc)
 
     def on_durable(self, pack_id: int, entries: Sequence[SampleEntry]) -> None:
         """Called by the writer at each journal commit (`WriterListener`)."""
@@ -202,24 +221,8 @@ class Lane:
     def _start_uploads(self) -> None:
         room = _UPLOAD_PACKS - len(self._busy)
         for record in self._due(PackState.SEALED, PackState.UNKNOWN)[: max(room, 0)]:
-            self._watch("upload", record, future=self._services.uploader.submit(self._job(record)))
-
-    def _job(self, record: PackRecord) -> UploadJob:
-        if record.key is None or record.digest is None or record.size_bytes is None or record.crc64nvme is None:
-            raise DiskFailed(f"journal: sealed pack {record.name} has no digest")
-        journal, pack_id = self.spool.journal, record.pack_id
-        return UploadJob(
-            open_source=lambda: self.spool.packs_folder.open_read(record.name),
-            key=record.key,
-            size_bytes=record.size_bytes,
-            digest=record.digest,
-            crc64nvme=record.crc64nvme,
-            write_id=journal.write_id(pack_id),
-            session=journal.session(pack_id),
-            on_session=lambda session: journal.record_session(pack_id, session),
-            on_part=lambda part: journal.record_part(pack_id, part),
-            is_overwriting=self._backoff.is_rewriting(pack_id),
-        )
+            job = upload_job(self.spool, record, is_overwriting=self._backoff.is_rewriting(record.pack_id))
+            self._watch("upload", record, future=self._services.uploader.submit(job))
 
     def _after_upload(self, record: PackRecord | None, future: Future[UploadReply]) -> bool:
         assert record is not None
@@ -343,7 +346,9 @@ class Lane:
         self._is_segmenting = False
         error = future.exception()
         if error is not None:
-            if not isinstance(error, DurastoreError) or isinstance(error, DiskFailed):
+            if isinstance(error, DiskFailed):
+                self._note_full(error)
+            elif not isinstance(error, DurastoreError):
                 raise error
             self._backoff.postpone(-1)
             self._backoff.tell(f"manifest segment: {error}")
@@ -359,9 +364,9 @@ class Lane:
         if self._is_reclaiming or now < self._reclaim_at or not services.verifier.may_reclaim:
             return
         self._reclaim_at = now + _RECLAIM_EVERY_S
-        policy = services.reclaim_policy()
+        used = self.spool.used_bytes()
         records = [r for r in self.spool.journal.packs(PackState.MANIFESTED) if r.pack_id not in self._failed]
-        plan = plan_reclaim(records, policy=policy, used_bytes=self.spool.used_bytes(), now=services.clock.stamp())
+        plan = plan_reclaim(records, policy=services.reclaim_policy(used), used_bytes=used, now=services.clock.stamp())
         for record in plan.stale:
             self.spool.journal.move_back(record.pack_id, PackState.UPLOADED, reason="evidence expired")
         if plan.packs:
@@ -383,7 +388,10 @@ class Lane:
             if not report.packs:
                 self._reclaim_at = self._services.clock.monotonic() + 30 * _RECLAIM_EVERY_S
             return bool(report.packs)
-        if not isinstance(error, DurastoreError) or isinstance(error, DiskFailed):
+        if isinstance(error, DiskFailed):
+            self._note_full(error)
+            return False
+        if not isinstance(error, DurastoreError):
             raise error
         LOGGER.warning("nothing was reclaimed: %s", error)
         self._services.observer.emit("reclaim.refused", error=type(error).__name__)

@@ -12,7 +12,8 @@ from durastore.manifest.snapshot import fetch_snapshot
 from durastore.manifest.view import ResolvedView, fetch_view
 from durastore.model import ObjectKey, PackState, SampleEntry, SampleId, Tombstone
 from durastore.observe.events import LOGGER
-from durastore.spool.journal import FACT_DOUBTFUL, PackRecord
+from durastore.spool.journal import PackRecord
+from durastore.spool.records import FACT_DOUBTFUL
 from durastore.spool.spool import Spool
 from durastore.store.services import Services
 

@@ -35,12 +35,15 @@ from durastore.store.catalog import Catalog
 from durastore.store.intake import Intake
 from durastore.store.lane import Lane
 from durastore.store.membership import Membership
+from durastore.store.pace import Pace
 from durastore.store.probing import Probing, choose_headers, probe_headers
-from durastore.store.room import Room
+from durastore.store.room import Room, RoomLimits
 from durastore.store.services import Services
 from durastore.store.settling import Settling
 from durastore.store.store import Store, StoreParts
 from durastore.store.unfinished import abort_unfinished
+from durastore.store.wait_news import WaitNews
+from durastore.store.waiting import PipelineWords
 from durastore.upload.engine import Uploader
 from durastore.upload.job import UploadLimits
 from durastore.upload.port import TransportFactory
@@ -143,8 +146,8 @@ class _Opener:
         self._options = options
         self._s3 = S3Options.of(options)
         self._clock = clock
-        self._counters = Counting()
-        self._observer: Observer = self._counters if listener is None else Tee(self._counters, listener)
+        self._counters, self._pace = Counting(), Pace(clock)
+        self._observer: Observer = Tee(self._counters, self._pace, *([] if listener is None else [listener]))
         self._resources = ExitStack()
         stack.push(self._resources)  # released on failure; `keep` hands it to the store instead
         self._lanes: list[Lane] = []
@@ -158,6 +161,7 @@ class _Opener:
         _check_bucket(objects)
         _refuse_same_fate(objects, local, options=self._options, is_own_adapter=self._is_own_adapter)
         root = SpoolRoot.open(local, is_any_filesystem_allowed=self._options.is_any_filesystem_allowed)
+        self._resources.callback(root.close)
         spool = Spool.claim(root, clock=self._clock)
         self._resources.callback(spool.close)
         marker = self._agree_on_marker(objects, url, run=given_run, root=root)
@@ -185,6 +189,7 @@ class _Opener:
             membership=membership,
             catalog=catalog,
             room=self._room(spool, services.board),
+            pipeline=PipelineWords(self._lanes, self._options),
             counters=self._counters,
             resources=self._resources,
         )
@@ -276,7 +281,9 @@ class _Opener:
             low_bytes=options.low_watermark_bytes,
             reserve_bytes=options.reserve_bytes,
         )
-        return Room(spool, marks, stall_s=options.stall_s, board=board, clock=self._clock)
+        limits = RoomLimits(watermarks=marks, stall_s=options.stall_s, settle_s=options.settle_s)
+        news = WaitNews(self._pace, observer=self._observer, clock=self._clock)
+        return Room(spool, limits, board=board, news=news, clock=self._clock)
 
 
 def _check_bucket(objects: ObjectStore) -> None:

@@ -34,12 +34,17 @@ class Services:
     clock: Clock
     observer: Observer
 
-    def reclaim_policy(self) -> ReclaimPolicy:
-        """What may go now: while somebody drains, everything that was proven."""
-        options = self.options
+    def reclaim_policy(self, used_bytes: int) -> ReclaimPolicy:
+        """What may go now of a spool that holds `used_bytes`: while somebody drains, everything that was proven; while
+        a put waits for room, what it needs, also below the low watermark.
+        """
+        options, short_bytes = self.options, self.board.short_bytes
+        low_bytes = options.low_watermark_bytes
+        if short_bytes:
+            low_bytes = min(low_bytes, max(0, used_bytes - short_bytes))
         return ReclaimPolicy(
             mode="eager" if self.board.is_draining and options.reclaim != "never" else options.reclaim,
-            low_bytes=options.low_watermark_bytes,
+            low_bytes=low_bytes,
             settle_s=options.settle_s,
             evidence_ttl_s=options.evidence_ttl_s,
             batch_packs=options.reclaim_batch_packs,

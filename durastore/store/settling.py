@@ -12,7 +12,8 @@ from durastore.errors import ConfigError, DiskFailed, DurastoreError, IntegrityE
 from durastore.formats.keys import pack_listing_prefix, parse_pack_key, parse_segment_key, segment_listing_prefix
 from durastore.model import Evidence, ObjectKey, PackState, WriterId
 from durastore.observe.events import LOGGER
-from durastore.spool.journal import FACT_OLDER, PackRecord
+from durastore.spool.journal import PackRecord
+from durastore.spool.records import FACT_OLDER
 from durastore.spool.spool import Spool
 from durastore.store.made_again import drop_made_again, settle_doubtful
 from durastore.store.segmenter import bury

@@ -24,31 +24,15 @@ from durastore.store.lane import Lane
 from durastore.store.membership import Decision, Membership
 from durastore.store.room import Room
 from durastore.store.services import Services
+from durastore.store.status import StoreStatus
 from durastore.store.tickets import Ticket
-from durastore.store.waiting import describe_wait
+from durastore.store.waiting import PipelineWords, describe_wait
 
-__all__ = ["Store", "StoreParts", "StoreStatus"]
+__all__ = ["Store", "StoreParts"]
 
 Tensors = Mapping[str, Any]
 _LOOK_EVERY_S = 0.5
 _STOP_TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreStatus:
-    """A moment of a store, for progress and reports."""
-
-    local_bytes: int
-    packs_by_state: dict[str, int]
-    samples_known: int
-    samples_put: int
-    bytes_put: int
-    bytes_uploaded: int
-    bytes_freed: int
-    only_local_ids: tuple[str, ...]
-    """Samples not yet in the bucket's manifest, sorted."""
-    failures: tuple[str, ...]
-    quarantined_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +45,7 @@ class StoreParts:
     membership: Membership
     catalog: Catalog
     room: Room
+    pipeline: PipelineWords
     counters: Counting
     resources: ExitStack
     """Closed last, in reverse order: connections, journals, locks."""
@@ -117,8 +102,10 @@ class Store:
             encode_sample(SampleId(name), tensors, context=self._context(name, meta, inputs=input_digests))
             for name, tensors in samples.items()
         ]
-        self._parts.room.wait(sum(sample.length for sample in encoded), blockers=self._failures)
-        return self._place(sorted(encoded, key=lambda sample: sample.sample_id))
+        ordered = sorted(encoded, key=lambda sample: sample.sample_id)
+        needed_bytes = sum(sample.length for sample in encoded)
+        tried: set[SampleId] = set()
+        return self._parts.room.admit(needed_bytes, lambda: self._place(ordered, tried), pipeline=self._parts.pipeline)
 
     def _context(
         self, name: str, meta: Mapping[str, Mapping[str, Any]] | None, *, inputs: Mapping[str, str] | None
@@ -132,8 +119,11 @@ class Store:
             compress=self._parts.services.options.compress,
         )
 
-    def _place(self, encoded: Sequence[EncodedSample]) -> dict[str, Ticket]:
-        """Reserve the ids (sorted: two groups cannot wait for each other), write what is new, hand out tickets."""
+    def _place(self, encoded: Sequence[EncodedSample], tried: set[SampleId]) -> dict[str, Ticket]:
+        """Reserve the ids (sorted: two groups cannot wait for each other), write what is new, hand out tickets.
+
+        `tried`: what an earlier attempt of the same put, which met a full disk, may have made durable; added to.
+        """
         membership = self._parts.membership
         tickets: dict[str, Ticket] = {}
         new: list[tuple[EncodedSample, Decision]] = []
@@ -142,8 +132,9 @@ class Store:
                 decision = self._decide(sample)
                 if decision.is_new:
                     new.append((sample, decision))
+                    tried.add(sample.sample_id)
                 else:
-                    tickets[sample.sample_id.text] = self._known_ticket(sample.sample_id, decision)
+                    tickets[sample.sample_id.text] = self._known_ticket(sample, decision, tried=tried)
             if new:
                 tickets.update(self._write(new))
         finally:
@@ -177,14 +168,16 @@ class Store:
             self._parts.counters.emit("put", bytes=sample.length)
         return tickets
 
-    def _known_ticket(self, sample_id: SampleId, decision: Decision) -> Ticket:
-        pending = decision.pending
+    def _known_ticket(self, sample: EncodedSample, decision: Decision, *, tried: set[SampleId]) -> Ticket:
+        sample_id, pending, row = sample.sample_id, decision.pending, decision.manifested
+        is_new = sample_id in tried
+        if is_new:
+            self._parts.counters.emit("put", bytes=sample.length)
         if pending is not None:
-            return self._ticket(sample_id, self._parts.lanes[pending.lane], pack_id=pending.pack_id, is_new=False)
-        row = decision.manifested
+            return self._ticket(sample_id, self._parts.lanes[pending.lane], pack_id=pending.pack_id, is_new=is_new)
         if row is None:
             raise AssertionError("content that is known is pending or manifested")
-        return Ticket(sample_id.text, False, lambda _: self._parts.catalog.listed_evidence(row))
+        return Ticket(sample_id.text, is_new, lambda _: self._parts.catalog.listed_evidence(row))
 
     def _ticket(self, sample_id: SampleId, lane: Lane, *, pack_id: int, is_new: bool) -> Ticket:
         def wait(timeout_s: float | None) -> Evidence:

@@ -1,15 +1,16 @@
 """What a wait that took too long was waiting for, in one line.
 
-Duty: words for the message of a timeout. Pure besides reading journals.
+Duty: words for the message of a timeout, and of a put that waits. Pure besides reading journals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from durastore.config import StoreOptions
 from durastore.store.lane import Lane
 
-__all__ = ["describe_wait"]
+__all__ = ["PipelineWords", "describe_wait"]
 
 
 def describe_wait(lanes: Sequence[Lane], *, draining: bool, settle_s: float) -> str:
@@ -25,3 +26,21 @@ def describe_wait(lanes: Sequence[Lane], *, draining: bool, settle_s: float) -> 
     if troubles and unmanifested:
         parts.append(f"last trouble: {troubles[-1]}")
     return "; ".join([*parts, "local files are kept"])
+
+
+class PipelineWords:
+    """What a put that waits for room is told about the lanes (`Pipeline`)."""
+
+    def __init__(self, lanes: Sequence[Lane], options: StoreOptions) -> None:
+        self._lanes = lanes
+        self._options = options
+
+    def describe(self) -> str:
+        failures = [error for lane in self._lanes for error in lane.failures()]
+        never = '; reclaim="never" frees nothing' if self._options.reclaim == "never" else ""
+        failed = f"; {len(failures)} packs cannot get on: {failures[-1].message}" if failures else ""
+        return describe_wait(self._lanes, draining=not never, settle_s=self._options.settle_s) + never + failed
+
+    def is_settling(self) -> bool:
+        """Whether proven packs wait for no more than `settle_s`."""
+        return self._options.reclaim != "never" and any(lane.unreclaimed() for lane in self._lanes)

@@ -9,6 +9,8 @@ from tests.architecture.destructive_calls import find_destructive_calls, find_re
 from tests.architecture.source_tree import REPO, Use
 
 EXPECTED = [
+    # Gives back a file of nothing but zeros that the same module made (ADR 0006).
+    Use(file="durastore/fsio/ballast.py", function="Ballast._drop", what="durastore.fsio.sys.SYS.unlink"),
     # Drops the temp name that the same call made.
     Use(file="durastore/fsio/publish.py", function="publish", what="durastore.fsio.sys.SYS.unlink"),
     # Drops a name after another one of the same inode was linked and synced.

@@ -1,38 +1,56 @@
-"""`make bench`: comparisons in one run, printed and written to `build/bench.json`. `--quick` takes fewer turns."""
+"""`make bench`: comparisons in one run, printed and written to `build/bench.json`. `--quick` takes fewer turns.
+
+`--memory` and `--scale` (`make bench ARGS=--scale`) run alone: minutes, and most of an hour with 15 GB of disk.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from itertools import chain
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.benchmarks.codec import codec_lines
 from tests.benchmarks.extraction import extraction_lines
 from tests.benchmarks.gpu import gpu_lines, why_no_gpu
 from tests.benchmarks.handover import handover_lines
+from tests.benchmarks.memory import memory_lines
+from tests.benchmarks.pairs import Line
 from tests.benchmarks.put import put_lines
+from tests.benchmarks.scale import SCALE_PUTS, scale_lines
 from tests.benchmarks.states import hidden_states
 
 BUILD = Path(__file__).parents[2] / "build"
 
 
+def _lines(turns: int) -> Iterator[Line]:
+    if (reason := why_no_gpu()) is not None:
+        print(reason, flush=True)  # noqa: T201 - so that a missing line is not taken for a forgotten one
+    samples = hidden_states(BUILD / "bench-states.pt")
+    yield from codec_lines(samples, turns=turns)
+    yield from put_lines(samples, turns=turns, work=BUILD)
+    yield from handover_lines(samples, turns=turns, work=BUILD)
+    yield from gpu_lines(samples, turns=turns, work=BUILD)
+    yield from extraction_lines(work=BUILD)
+
+
+def _long_lines(options: argparse.Namespace) -> Iterator[Line]:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    if options.memory:
+        yield from memory_lines(work=BUILD)
+    if options.scale:
+        yield from scale_lines(puts=SCALE_PUTS, turns=301, work=BUILD)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer turns: about a minute")
-    turns = 7 if parser.parse_args().quick else 41
-    samples = hidden_states(BUILD / "bench-states.pt")
+    parser.add_argument("--memory", action="store_true", help="peak memory of a long run beside a short one")
+    parser.add_argument("--scale", action="store_true", help="a put after five million others")
+    options = parser.parse_args()
     lines = []
-    model_lines = (handover_lines(samples, turns=turns, work=BUILD), gpu_lines(samples, turns=turns, work=BUILD))
-    all_lines = chain(
-        codec_lines(samples, turns=turns),
-        put_lines(samples, turns=turns, work=BUILD),
-        *model_lines,
-        extraction_lines(work=BUILD),
-    )
-    if (reason := why_no_gpu()) is not None:
-        print(reason, flush=True)  # noqa: T201 - so that a missing line is not taken for a forgotten one
-    for line in all_lines:
+    for line in _long_lines(options) if options.memory or options.scale else _lines(7 if options.quick else 41):
         mark = "met" if line.is_met else "MISSED"
         print(  # noqa: T201 - what the command is for
             f"{line.name:44} {line.durastore:10.3f} | {line.peer_name:36} {line.peer:10.3f} {line.unit:13}"

@@ -23,6 +23,7 @@ from durastore.errors import (
     InvalidSampleId,
     PackFailed,
     SampleExists,
+    SpoolFull,
     StoreClosed,
     UnsupportedTensor,
 )
@@ -68,19 +69,22 @@ def test_an_error_in_the_with_block_neither_completes_nor_loses(trial: Trial) ->
     trial.check_nothing_lost()
 
 
-def test_a_write_that_fails_in_the_middle_acknowledges_nothing(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
-    # cases B89, B83: the third of five buffers cannot be written
-    store = trial.open(pack_target_bytes=1 << 20)
+@pytest.mark.parametrize("code,error", [(errno.EIO, DiskFailed), (errno.ENOSPC, SpoolFull), (errno.EDQUOT, SpoolFull)])
+def test_a_write_that_fails_in_the_middle_acknowledges_nothing(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, code: int, error: type[DurastoreError]
+) -> None:
+    # cases B89, B83: the third of five buffers cannot be written; a full disk is waited for before that is said
+    store = trial.open(pack_target_bytes=1 << 20, stall_s=5.0)
     trial.put(store, "before")
     plain = SYS.writev
 
     def writev(fd: int, buffers: Any) -> int:
         plain(fd, [b"".join(bytes(buffer) for buffer in buffers)[:1000]])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
         patch.setattr(SYS, "writev", writev)
-        with pytest.raises(DiskFailed) as caught:
+        with pytest.raises(error) as caught:
             store.put("torn", {f"t{number}": np.full(500, number) for number in range(5)})
         assert caught.value.exit_code != 0
     assert "torn" not in store

@@ -454,6 +454,22 @@ def test_a_pack_verified_by_an_ended_process_is_proven_again_and_goes(trial: Tri
     trial.check_nothing_lost()
 
 
+def test_a_put_that_waits_for_room_hurries_what_keeps_it(trial: Trial) -> None:
+    """One open pack, far from full and young, is all that the spool holds."""
+    store = trial.open(
+        high_watermark_bytes=20_000,
+        low_watermark_bytes=0,
+        pack_target_bytes=1 << 20,
+        seal_age_s=1_000_000.0,
+        stall_s=300.0,
+        reclaim="eager",
+    )
+    trial.put(store, *[f"s/{number}" for number in range(20)])
+    assert trial.stop(store) is None
+    assert trial.packs == []
+    trial.check_nothing_lost()
+
+
 def test_a_full_spool_blocks_and_evicts_nothing(trial: Trial) -> None:
     # case B04
     store = trial.open(high_watermark_bytes=20_000, low_watermark_bytes=0, stall_s=2.0, reclaim="eager")

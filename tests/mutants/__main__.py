@@ -13,11 +13,12 @@ from pathlib import Path
 from tests.mutants.disk_guards import DISK
 from tests.mutants.mutant import Mutant
 from tests.mutants.proof_guards import PROOF
+from tests.mutants.room_guards import ROOM
 from tests.mutants.row_guards import ROWS
 from tests.mutants.stop_guards import STOP
 from tests.mutants.workbench import Outcome, Workbench
 
-MUTANTS = (*PROOF, *STOP, *DISK, *ROWS)
+MUTANTS = (*PROOF, *STOP, *DISK, *ROWS, *ROOM)
 _LIMIT_S = 120.0
 _ALL_LIMIT_S = 600.0
 

@@ -19,8 +19,9 @@ from durastore.fsio.folder import Folder
 from durastore.fsio.sys import SYS
 from durastore.model import PackKind, PackState, WriterId
 from durastore.spool import journal_db
-from durastore.spool.journal import FACT_REBUILD, Journal
-from durastore.spool.records import PackFile
+from durastore.spool.journal import Journal
+from durastore.spool.records import FACT_REBUILD, PackFile
+from tests.unit.spool_lab import no_file_beyond
 
 WRITER = WriterId("00000000000000aa")
 
@@ -136,14 +137,18 @@ def overflow(journal: Journal) -> None:
     journal.set_fact("big", "x" * 200_000)
 
 
+def break_disk(journal: Journal) -> None:
+    """A write that the kernel refuses, for another reason than room."""
+    with no_file_beyond(65_536):
+        overflow(journal)
+
+
 def test_the_first_error_ends_the_journal_and_the_next_open_goes_on_in_a_new_file(tmp_path: Path) -> None:
     # case B68
     with journal_in(tmp_path) as journal:
         journal.add_open_pack(file_of(1))
-        fill(journal)
-        with pytest.raises(JournalFailed, match="full"):
-            overflow(journal)
-        connection_of(journal).execute("PRAGMA max_page_count=1000000")
+        with pytest.raises(JournalFailed, match="I/O error"):
+            break_disk(journal)
         for again in (journal.packs, lambda: journal.set_fact("a", "b"), lambda: journal.write_id(1)):
             with pytest.raises(JournalFailed):
                 again()
@@ -170,9 +175,8 @@ def test_a_failed_journal_that_is_let_go_is_not_checkpointed_either(tmp_path: Pa
         with Folder.open(tmp_path) as folder, folder.ensure_child("quarantine") as quarantine:
             journal = Journal(folder, quarantine, writer=WRITER)
             journal.add_open_pack(file_of(1))
-            fill(journal)
             with pytest.raises(JournalFailed):
-                overflow(journal)
+                break_disk(journal)
 
     fail_and_forget()
     gc.collect()
@@ -187,11 +191,10 @@ def test_an_error_whose_marker_cannot_be_written_is_still_survived(
 
     with journal_in(tmp_path) as journal:
         journal.add_open_pack(file_of(1))
-        fill(journal)
         with monkeypatch.context() as patch:
             patch.setattr(SYS, "open", refuse)
             with pytest.raises(JournalFailed) as caught:
-                overflow(journal)
+                break_disk(journal)
         assert caught.value.facts["is_marked"] is False
     with journal_in(tmp_path) as journal:
         assert (journal.name, len(journal.packs())) == ("journal-1.sqlite", 1)
@@ -211,9 +214,8 @@ def test_following_up_a_failed_journal_can_stop_anywhere(
 ) -> None:
     with journal_in(tmp_path) as journal:
         journal.add_open_pack(file_of(1))
-        fill(journal)
         with pytest.raises(JournalFailed):
-            overflow(journal)
+            break_disk(journal)
     left = [crash_at]
 
     def stopping(name: str) -> object:
@@ -236,6 +238,74 @@ def test_following_up_a_failed_journal_can_stop_anywhere(
         assert journal.name == "journal-2.sqlite"
         assert [record.name for record in journal.packs()] == [file_of(1).name]
     assert names_in(tmp_path) == ["journal-2.sqlite"]
+
+
+# --- a full disk -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_wal", [True, False])
+def test_a_full_disk_undoes_one_transaction_and_ends_nothing(tmp_path: Path, is_wal: bool) -> None:
+    # case B83
+    with journal_in(tmp_path, is_wal=is_wal) as journal:
+        journal.add_open_pack(file_of(1))
+        journal.set_fact("before", "it")
+        fill(journal)
+        for _ in range(2):
+            with pytest.raises(DiskFailed, match="full") as caught:
+                overflow(journal)
+            assert not isinstance(caught.value, JournalFailed)
+            assert caught.value.is_full
+        assert journal.get_fact("big") is None
+        assert "journal-1.failed" not in names_in(tmp_path)
+        connection_of(journal).execute("PRAGMA max_page_count=1000000")
+        overflow(journal)
+        journal.add_open_pack(file_of(2))
+    with journal_in(tmp_path, is_wal=is_wal) as journal:
+        assert journal.name == "journal-1.sqlite"
+        assert [record.name for record in journal.packs()] == [file_of(1).name, file_of(2).name]
+        assert (journal.get_fact("before"), len(journal.get_fact("big") or "")) == ("it", 200_000)
+
+
+def test_what_a_full_disk_undid_does_not_come_back_after_a_kill(tmp_path: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        with Folder.open(tmp_path) as folder, folder.ensure_child("quarantine") as quarantine:
+            journal = Journal(folder, quarantine, writer=WRITER)
+            journal.add_open_pack(file_of(1))
+            fill(journal)
+            with suppress(DiskFailed):
+                overflow(journal)
+            journal.set_fact("after", "it")
+            with suppress(DiskFailed):
+                overflow(journal)
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert (tmp_path / "journal-1.sqlite-wal").stat().st_size > 0
+    with journal_in(tmp_path) as journal:
+        assert [record.name for record in journal.packs()] == [file_of(1).name]
+        assert (journal.get_fact("after"), journal.get_fact("big")) == ("it", None)
+
+
+def test_a_checkpoint_without_room_costs_no_commit_and_is_made_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    wal = tmp_path / "journal-1.sqlite-wal"
+    monkeypatch.setattr(journal_db, "_CHECKPOINT_BYTES", 20_000)
+    with Folder.open(tmp_path) as folder, folder.ensure_child("quarantine") as quarantine:
+        journal = Journal(folder, quarantine, writer=WRITER)
+        with monkeypatch.context() as patch:
+            patch.setattr(journal_db.JournalDatabase, "_checkpoint", full)
+            journal.set_fact("a", "x" * 30_000)
+            journal.close()
+        assert wal.stat().st_size > 30_000, "a close checkpointed once more, and nobody read what came of it"
+    with journal_in(tmp_path) as journal:
+        assert wal.stat().st_size == 0
+        assert len(journal.get_fact("a") or "") == 30_000
 
 
 # --- versions and damage ---------------------------------------------------------------------------------------------

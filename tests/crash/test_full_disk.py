@@ -1,0 +1,280 @@
+"""A file system that is really full (ext4 on a loop device): the store waits, frees what is proven, and loses nothing.
+
+The bucket is a directory on another file system; each unlink of a pack is judged at its moment (O2).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import durastore
+from durastore.errors import SpoolFull
+from durastore.fsio.sys import SYS
+from durastore.spool import spool as spool_module
+from durastore.store.store import Store
+from durastore.testing.oracles import lost_samples
+from tests.crash.unlink_oracle import UnlinkOracle
+
+MIB = 1 << 20
+DISK_BYTES = 96 * MIB
+BALLAST_BYTES = 4 * MIB
+SAMPLE_BYTES = 300_000
+TOOLS = ("mkfs.ext4", "mount", "umount", "losetup")
+
+
+def _why_not() -> str | None:
+    if os.geteuid() != 0:
+        return "mounting a file system needs root"
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)}"
+    if subprocess.run(["losetup", "--find"], capture_output=True, check=False).returncode:
+        return "no loop device can be had"
+    return None
+
+
+pytestmark = [
+    pytest.mark.skipif(_why_not() is not None, reason=str(_why_not())),
+    pytest.mark.timeout(300),
+]
+
+
+def tensors_of(name: str) -> dict[str, Any]:
+    seed = int.from_bytes(name.encode()[-8:], "little")
+    return {"h": np.random.default_rng(seed).integers(0, 255, size=SAMPLE_BYTES, dtype=np.uint8)}
+
+
+def is_equal(found: Any, put: Any) -> bool:
+    return bool(np.array_equal(np.asarray(found), put))
+
+
+@dataclass
+class Scene:
+    """One small disk with a spool on it, a bucket beside it, and a file of somebody else's."""
+
+    mount: Path
+    bucket: Path
+    acknowledged: dict[str, dict[str, Any]] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    unlinked: list[str] = field(default_factory=list)
+    events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
+
+    def emit(self, name: str, **facts: object) -> None:
+        self.events.append((name, facts))
+
+    @property
+    def causes(self) -> list[object]:
+        return [facts["cause"] for name, facts in self.events if name == "put.waits"]
+
+    @property
+    def foreign(self) -> Path:
+        return self.mount / "foreign"
+
+    @property
+    def ballast(self) -> Path:
+        return self.mount / "spool" / "w-00" / "ballast"
+
+    def open(self, **changes: Any) -> Store:
+        """Nothing but the disk itself stops a put, and lazy reclaim would keep everything."""
+        options: dict[str, Any] = {
+            "settle_s": 0.0,
+            "seal_age_s": 0.5,
+            "pack_target_bytes": 2 * MIB,
+            "reserve_bytes": 1,
+            "compress": "none",
+            "observer": self,
+        }
+        return durastore.open(str(self.bucket), local=self.mount / "spool", **(options | changes))
+
+    def put(self, store: Store, *names: str) -> None:
+        for name in names:
+            tensors = tensors_of(name)
+            store.put(name, tensors)
+            self.acknowledged[name] = tensors
+
+    def fill(self) -> None:
+        """Somebody else takes every block that is left."""
+        fd = os.open(self.foreign, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            size, step = os.fstat(fd).st_size, 16 * MIB
+            while step >= 4096:
+                try:
+                    os.posix_fallocate(fd, size, step)
+                except OSError:
+                    step //= 2
+                else:
+                    size += step
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        stat = os.statvfs(self.mount)
+        assert stat.f_bavail * stat.f_frsize < 64 * 1024
+
+    def check(self) -> None:
+        """Both oracles, and that no pack is left that was not set aside."""
+        assert self.faults == []
+        assert self.ballast.stat().st_blocks * 512 >= BALLAST_BYTES
+        with self.open(reclaim="never") as store:
+            assert lost_samples(self.acknowledged, store.get, is_equal=is_equal) == {}
+            assert store.status().packs_by_state.keys() <= {"reclaimed", "manifested"}
+
+
+@contextmanager
+def mounted(folder: Path) -> Iterator[Path]:
+    image, mount = folder / "image", folder / "mount"
+    with image.open("wb") as file:
+        file.truncate(DISK_BYTES)
+    quiet = ["-q", "-F", "-m", "0", "-J", "size=4", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"]
+    subprocess.run(["mkfs.ext4", *quiet, str(image)], check=True)
+    mount.mkdir()
+    subprocess.run(["mount", "-o", "loop", str(image), str(mount)], check=True)
+    try:
+        yield mount
+    finally:
+        if subprocess.run(["umount", str(mount)], check=False).returncode:
+            subprocess.run(["umount", "--lazy", str(mount)], check=True)
+            pytest.fail("a closed store keeps a file or folder of its spool open")
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setattr(spool_module, "_BALLAST_BYTES", BALLAST_BYTES)
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    with mounted(tmp_path) as mount:
+        made = Scene(mount, bucket)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SYS, "unlink", SYS.unlink)  # what the oracle installs is taken out again
+            UnlinkOracle(bucket, report=made.faults.append).install()
+            judged = SYS.unlink
+
+            def unlink(name: str, *, dir_fd: int) -> None:
+                made.unlinked.append(name)
+                judged(name, dir_fd=dir_fd)
+
+            vars(SYS)["unlink"] = unlink
+            yield made
+
+
+def before_call(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], None]) -> None:
+    """Let `act` happen once, right before the next call of that name."""
+    plain = getattr(SYS, name)
+    is_due = [True]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_due[0]:
+            is_due[0] = False
+            act()
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(SYS, name, call)
+
+
+def in_threads(jobs: Sequence[Callable[[], None]]) -> None:
+    errors: list[BaseException] = []
+
+    def run(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as exc:  # noqa: BLE001 - told below
+            errors.append(exc)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_puts_that_fill_the_disk_wait_and_all_get_through(scene: Scene) -> None:
+    """Three times as much as the disk holds, from three threads: nothing is evicted, and nothing fails (case B04)."""
+    with scene.open() as store:
+        in_threads([lambda t=t: scene.put(store, *[f"{t}/{n}" for n in range(320)]) for t in range(3)])  # type: ignore[misc]
+        store.drain(120)
+        assert store.status().failures == ()
+    assert sum(x["h"].nbytes for x in scene.acknowledged.values()) > 2.5 * DISK_BYTES
+    assert set(scene.causes) <= {"disk reserve", "disk full"}
+    assert scene.causes
+    scene.check()
+
+
+@pytest.mark.parametrize("call", ["writev", "fdatasync", "open"])
+def test_a_disk_that_somebody_fills_in_the_middle_of_a_put_is_freed_by_reclaim(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The foreign file stays: only proven packs make room, and their records need the ballast (case B83)."""
+    with scene.open() as store:
+        scene.put(store, *[f"before/{n}" for n in range(80)])
+        store.flush(120)
+        before_call(monkeypatch, call, scene.fill)
+        scene.put(store, *[f"after/{n}" for n in range(40)])
+        store.flush(120)
+        assert store.status().failures == ()
+    assert "ballast" in scene.unlinked, "the disk was never full"
+    assert [name for name in scene.unlinked if name.endswith(".tar")]
+    assert scene.foreign.exists()
+    scene.check()
+
+
+def test_a_foreign_file_that_fills_the_disk_is_waited_for(scene: Scene) -> None:
+    """Nothing is left in the spool that could be freed: the put goes on once the foreign file is gone."""
+    is_gone = threading.Event()
+
+    def go() -> None:
+        is_gone.set()
+        scene.foreign.unlink()
+
+    with scene.open() as store:
+        scene.put(store, *[f"before/{n}" for n in range(20)])
+        store.drain(120)
+        scene.fill()
+        timer = threading.Timer(3.0, go)
+        timer.start()
+        scene.put(store, "after/1")
+        assert is_gone.is_set()
+        scene.put(store, *[f"after/{n}" for n in range(2, 30)])
+        store.drain(120)
+        timer.join()
+    assert [name for name, _ in scene.events if name.startswith("put.")] == ["put.waits", "put.resumed"]
+    scene.check()
+
+
+def test_a_disk_that_stays_full_ends_the_put_and_nothing_else(scene: Scene) -> None:
+    with scene.open(stall_s=2.0, reclaim="never") as store:
+        scene.put(store, *[f"before/{n}" for n in range(20)])
+        store.flush(120)
+        scene.fill()
+        for _ in range(2):
+            with pytest.raises(SpoolFull):
+                store.put("refused", tensors_of("refused"))
+        assert "refused" not in store
+        scene.foreign.unlink()
+        scene.put(store, "after")
+        store.flush(120)
+    scene.check()
+
+
+def test_a_store_opens_on_a_full_disk_and_is_drained(scene: Scene) -> None:
+    """An ended process left packs that nothing proved yet, and somebody took all the rest of the disk."""
+    store = scene.open()
+    scene.put(store, *[f"before/{n}" for n in range(60)])
+    store.abandon()
+    scene.fill()
+    with scene.open() as store:
+        store.drain(120)
+        scene.put(store, *[f"after/{n}" for n in range(10)])
+    assert "ballast" in scene.unlinked
+    assert scene.foreign.exists()
+    scene.check()
