@@ -76,7 +76,7 @@ class StoreOptions:
     checksum: str = "auto"
     """Header sent with bodies: `crc64nvme`, `md5`, `none`; `auto`: crc64nvme unless a probe saw it refused."""
     compress: str = "auto"
-    """Lossless: `auto` tensors of 16 KiB and more, `planes-zstd` all, each where it saves 3 %; `planes-zstd-dense` all,
+    """Lossless: `auto` tensors of 32 KiB and more, `planes-zstd` all, each where it saves 3 %; `planes-zstd-dense` all,
     smaller and slower; `none`."""
     transport: str = "auto"
     machine_requests: int = 100

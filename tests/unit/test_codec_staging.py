@@ -239,7 +239,7 @@ def _same(found: Any, value: Any) -> bool:
         np.array(7, dtype=np.int8),
         np.zeros((0, 3), np.float32),
     ],
-    ids=str,
+    ids=lambda value: f"{type(value).__module__}-{value.dtype}-{'x'.join(map(str, value.shape))}",
 )
 @pytest.mark.parametrize("held_bytes", [0, 4 << 20])
 def test_cpu_tensors_are_copied_at_once(value: Any, held_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
