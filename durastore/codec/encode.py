@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -78,13 +79,29 @@ class EncodedSample:
     """Read-only views of private bytes, in order."""
     length: int
     header_digest: Digest
-    content_digest: Digest
-    """Of what was put, however it is stored: equal for equal samples under every codec."""
+    specs: tuple[TensorSpec, ...]
     schema: str
     meta: str
     run: Digest
     input_digest: Digest | None
     provenance: str
+
+    @property
+    def content_digest(self) -> Digest:
+        """Of what was put, however it is stored: equal for equal samples under every codec."""
+        tensors = {
+            t.name: [t.dtype, list(t.shape), t.rows_per_chunk, *(t.content_digests or t.chunk_digests)]
+            for t in self.specs
+        }
+        facts = {
+            "id": self.sample_id.text,
+            "meta": parse_json(self.meta, what="meta"),
+            "run": self.run.hex,
+            "input": self.input_digest.hex if self.input_digest else None,
+            "provenance": self.provenance,
+            "tensors": tensors,
+        }
+        return Digest.of(render_json(facts).encode())
 
     def chunks(self) -> Iterator[BytesLike]:
         """All bytes of the sample in order."""
@@ -137,8 +154,8 @@ def encode_sample(sample_id: SampleId, tensors: Mapping[str, Any], *, context: S
         payload=payload,
         length=len(header) + size,
         header_digest=Digest.of(header),
-        content_digest=_content_digest(facts, specs),
-        schema=render_schema(specs),
+        specs=tuple(specs),
+        schema=_schema_of(tuple((t.name, t.dtype, t.shape, t.codec) for t in specs)),
         meta=meta,
         run=context.run.digest,
         input_digest=context.input_digest,
@@ -309,8 +326,6 @@ def _digest_of(pieces: list[Piece]) -> str:
     return hasher.hexdigest()
 
 
-def _content_digest(facts: Mapping[str, Any], specs: list[TensorSpec]) -> Digest:
-    tensors = {
-        t.name: [t.dtype, list(t.shape), t.rows_per_chunk, *(t.content_digests or t.chunk_digests)] for t in specs
-    }
-    return Digest.of(render_json({**facts, "tensors": tensors}).encode())
+@lru_cache(maxsize=_KINDS)
+def _schema_of(kinds: tuple[tuple[str, str, tuple[int, ...], str], ...]) -> str:
+    return render_schema(kinds)

@@ -84,7 +84,7 @@ class SampleHeader:
     @property
     def schema(self) -> str:
         """JSON list of [name, dtype, shape, codec]."""
-        return render_schema(self.tensors)
+        return render_schema([(t.name, t.dtype, t.shape, t.codec) for t in self.tensors])
 
     def entry(self, *, offset: int, time_ns: int) -> SampleEntry:
         """The record of this sample at `offset` of a pack."""
@@ -103,9 +103,9 @@ class SampleHeader:
         )
 
 
-def render_schema(tensors: Sequence[TensorSpec]) -> str:
+def render_schema(tensors: Sequence[tuple[str, str, tuple[int, ...], str]]) -> str:
     """The `schema` of entries and manifest rows: canonical JSON list of [name, dtype, shape, codec]."""
-    return render_json([[t.name, t.dtype, list(t.shape), t.codec] for t in tensors])
+    return render_json([[name, dtype, list(shape), codec] for name, dtype, shape, codec in tensors])
 
 
 def row_count(shape: Sequence[int]) -> int:

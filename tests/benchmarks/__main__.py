@@ -20,8 +20,10 @@ from tests.benchmarks.pairs import Line
 from tests.benchmarks.put import put_lines
 from tests.benchmarks.scale import SCALE_PUTS, scale_lines
 from tests.benchmarks.states import hidden_states
+from tests.benchmarks.upload import upload_lines
 
 BUILD = Path(__file__).parents[2] / "build"
+_TURNS = 41
 
 
 def _lines(turns: int) -> Iterator[Line]:
@@ -33,10 +35,15 @@ def _lines(turns: int) -> Iterator[Line]:
     yield from handover_lines(samples, turns=turns, work=BUILD)
     yield from gpu_lines(samples, turns=turns, work=BUILD)
     yield from extraction_lines(work=BUILD)
+    is_quick = turns < _TURNS
+    yield from upload_lines(BUILD / "bench-states.pt", turns=1 if is_quick else 5, is_quick=is_quick)
 
 
 def _long_lines(options: argparse.Namespace) -> Iterator[Line]:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    if options.uploads:
+        hidden_states(BUILD / "bench-states.pt")
+        yield from upload_lines(BUILD / "bench-states.pt", turns=5, is_quick=options.quick)
     if options.memory:
         yield from memory_lines(work=BUILD)
     if options.scale:
@@ -45,12 +52,14 @@ def _long_lines(options: argparse.Namespace) -> Iterator[Line]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer turns: about a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer turns: about three minutes")
+    parser.add_argument("--uploads", action="store_true", help="only the uploads")
     parser.add_argument("--memory", action="store_true", help="peak memory of a long run beside a short one")
     parser.add_argument("--scale", action="store_true", help="a put after five million others")
     options = parser.parse_args()
+    is_alone = options.memory or options.scale or options.uploads
     lines = []
-    for line in _long_lines(options) if options.memory or options.scale else _lines(7 if options.quick else 41):
+    for line in _long_lines(options) if is_alone else _lines(7 if options.quick else _TURNS):
         mark = "met" if line.is_met else "MISSED"
         print(  # noqa: T201 - what the command is for
             f"{line.name:44} {line.durastore:10.3f} | {line.peer_name:36} {line.peer:10.3f} {line.unit:13}"
