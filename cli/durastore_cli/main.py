@@ -27,7 +27,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "demo": ("durastore_cli.demo", "Extract, upload, prove and read back a small real data set."),
         "extract": ("durastore_cli.extract", "Run a model over INPUT and store its hidden states."),
-        "manifest": ("durastore_cli.manifest", "Show the bucket's manifest, or rebuild it from the packs."),
+        "manifest": (
+            "durastore_cli.manifest",
+            "Show the manifest, write it in one piece, or rebuild it from the packs.",
+        ),
         "probe": ("durastore_cli.probe", "Find out what the endpoint really checks, by sending it lies."),
         "stop": ("durastore_cli.stop", "Ask the processes that work on a spool root to stop."),
     }

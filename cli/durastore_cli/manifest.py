@@ -1,4 +1,4 @@
-"""`durastore manifest show` and `durastore manifest rebuild`."""
+"""`durastore manifest show`, `durastore manifest compact` and `durastore manifest rebuild`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from durastore_cli.remote import opened_remote
 from durastore_cli.render import print_json, print_lines, shown
 
 if TYPE_CHECKING:
+    from durastore.manifest.compaction import CompactionReport
     from durastore.manifest.view import ResolvedView
     from durastore.model import ManifestRow
-    from durastore.objectstore.port import ObjectStore
     from durastore.reconcile.findings import Finding
     from durastore.reconcile.rebuild import RebuildPlan, RebuildReport
 
@@ -28,7 +28,7 @@ _NO_SAMPLE = 1
 
 @click.group(epilog=EPILOG)
 def command() -> None:
-    """Show the bucket's manifest, or rebuild it from the packs."""
+    """Show the bucket's manifest, write it in one piece, or rebuild it from the packs."""
 
 
 @command.command(epilog=EPILOG)
@@ -39,6 +39,7 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
 def show(*, bucket: str | None, sample: str | None, is_listing: bool, as_json: bool, **remote: Any) -> int:
     """Show what the manifest says the bucket holds. Looks at no pack."""
+    from durastore.manifest.presence import check_present
     from durastore.manifest.snapshot import fetch_snapshot
     from durastore.manifest.view import fetch_view
     from durastore.model import SampleId
@@ -46,7 +47,7 @@ def show(*, bucket: str | None, sample: str | None, is_listing: bool, as_json: b
     with opened_remote(needed_place("bucket", bucket), given(remote)) as (store, prefix):
         snapshot = fetch_snapshot(store, prefix)
         if not snapshot.segments:
-            _check_there(store, prefix)
+            check_present(store, prefix)
         view = fetch_view(store, snapshot)
     if sample is not None:
         rows = [_row_facts(row) for row in view.rows_of(SampleId(sample))]
@@ -82,10 +83,11 @@ def rebuild(*, bucket: str | None, dry_run: bool, as_json: bool, **remote: Any) 
 
     Adds manifest segments; changes and removes nothing. Damaged and foreign objects are reported (exit code 12).
     """
+    from durastore.manifest.presence import check_present
     from durastore.reconcile.rebuild import execute_rebuild, plan_rebuild
 
     with opened_remote(needed_place("bucket", bucket), given(remote)) as (store, prefix):
-        _check_there(store, prefix)
+        check_present(store, prefix)
         plan = plan_rebuild(store, prefix)
         report = None if dry_run else execute_rebuild(store, plan, clock=SYSTEM_CLOCK)
     findings = plan.findings if report is None else report.findings
@@ -98,16 +100,29 @@ def rebuild(*, bucket: str | None, dry_run: bool, as_json: bool, **remote: Any) 
     return _FINDINGS if findings else 0
 
 
-def _check_there(store: ObjectStore, prefix: str) -> None:
-    """`StoreMissing` where the prefix holds neither a marker nor anything of ours: most likely it is mistyped."""
-    from durastore.errors import StoreMissing
-    from durastore.manifest.marker_store import fetch_marker
+@command.command(epilog=EPILOG)
+@bucket_option
+@remote_options
+@click.option("--dry-run", is_flag=True, help="Only show what would be written.")
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
+def compact(*, bucket: str | None, dry_run: bool, as_json: bool, **remote: Any) -> int:
+    """Write one segment that says what all segments say, so that opening the dataset takes fewer requests.
 
-    if fetch_marker(store, prefix) is not None:
-        return
-    lead = f"{prefix}/" if prefix else ""
-    if not any(page for kind in ("manifest", "packs") for page in store.list(f"{lead}{kind}/")):
-        raise StoreMissing(f"there is no durastore at {store.url}/{prefix}", hint="check bucket and prefix")
+    Adds one object and removes nothing. Writers may go on meanwhile: what they add is read beside it.
+    """
+    from durastore.manifest.compaction import CompactionReport, execute_compaction, plan_compaction
+    from durastore.manifest.presence import check_present
+
+    with opened_remote(needed_place("bucket", bucket), given(remote)) as (store, prefix):
+        check_present(store, prefix)
+        plan = plan_compaction(store, prefix)
+        report = CompactionReport(plan=plan, segment=None) if dry_run else execute_compaction(store, plan)
+    facts = _compaction_facts(report)
+    if as_json:
+        print_json(facts)
+    else:
+        print_lines(f"{name}: {value}" for name, value in facts.items())
+    return 0
 
 
 def _view_facts(view: ResolvedView, *, segments: int) -> dict[str, Any]:
@@ -145,6 +160,21 @@ def _row_facts(row: ManifestRow) -> dict[str, Any]:
         "provenance": entry.provenance,
         "writer": held.writer.hex,
         "time_ns": entry.time_ns,
+    }
+
+
+def _compaction_facts(report: CompactionReport) -> dict[str, Any]:
+    plan = report.plan
+    return {
+        "samples": plan.samples,
+        "rows": plan.rows,
+        "tombstones": plan.tombstones,
+        "rows_left_out": plan.rows_left_out,
+        "segments_read": plan.read_count,
+        "bytes_read": plan.read_bytes,
+        "segments_covered": len(plan.covers),
+        "bytes_compacted": len(plan.data),
+        "segment": report.segment.text if report.segment is not None else None,
     }
 
 

@@ -8,6 +8,7 @@ check, and never do I/O.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ __all__ = [
     "parse_segment",
     "parse_segment_table",
     "render_segment",
+    "render_segment_table",
     "row_at",
     "segment_covers",
     "segment_runs",
@@ -102,27 +104,34 @@ def arrow_schema() -> pa.Schema:
 def render_segment(content: SegmentContent) -> bytes:
     """The segment's bytes: rows, then tombstones, in the order given. Equal content gives equal bytes (one pyarrow)."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     records = [_row_record(row) for row in content.rows] + [_tombstone_record(t) for t in content.tombstones]
     schema = arrow_schema()
     columns = [pa.array([r.get(field.name) for r in records], type=field.type) for field in schema]
+    return render_segment_table(pa.Table.from_arrays(columns, schema=schema), runs=content.runs, covers=content.covers)
+
+
+def render_segment_table(table: pa.Table, *, runs: Iterable[Run], covers: Iterable[ObjectKey]) -> bytes:
+    """The bytes of a segment whose rows and tombstones are a table of `arrow_schema()` already."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     sink = pa.BufferOutputStream()
     dictionary = [name for name in COLUMNS if name not in _DISTINCT]
     # Without the Arrow schema blob: it would hold the runs and covers a second time.
     with pq.ParquetWriter(
         sink,
-        schema,
+        arrow_schema(),
         compression="zstd",
         use_dictionary=dictionary,  # type: ignore[arg-type]  # the stubs know only bool, pyarrow takes names as well
         store_schema=False,
     ) as writer:
-        writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+        writer.write_table(table)
         writer.add_key_value_metadata(
             {
                 _KEY_FORMAT.decode(): SEGMENT_FORMAT,
-                _KEY_RUNS.decode(): render_json([run.text for run in content.runs]),
-                _KEY_COVERS.decode(): render_json([key.text for key in content.covers]),
+                _KEY_RUNS.decode(): render_json([run.text for run in runs]),
+                _KEY_COVERS.decode(): render_json([key.text for key in covers]),
             }
         )
     return bytes(sink.getvalue())

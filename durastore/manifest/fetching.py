@@ -7,7 +7,7 @@ table whose bytes did not match (INV-7), and never drop an unreadable segment in
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -52,9 +52,16 @@ class FetchedSegments:
 
 
 def fetch_segments(
-    reader: ObjectReader, prefix: str, *, refs: Sequence[SegmentRef], max_requests: int = 16
+    reader: ObjectReader,
+    prefix: str,
+    *,
+    refs: Sequence[SegmentRef],
+    max_requests: int = 16,
+    keep: Callable[[pa.Table], pa.Table] | None = None,
 ) -> FetchedSegments:
     """Fetch and check the segments, largest first, with at most `max_requests` requests at a time. Safe to repeat.
+
+    `keep`: what of a checked table stays in memory (columns, rows), for callers that need only part of many rows.
 
     A segment that another one covers is left out, even an unreadable one. Damage is returned, not raised; errors of
     the network and `FormatUnsupported` are raised.
@@ -71,7 +78,7 @@ def fetch_segments(
                 outcome = fetch_table(reader, prefix, key=ref.key)
                 if isinstance(outcome, SegmentTable):
                     queue.cover(segment_covers(outcome.table))
-                    read.append(outcome)
+                    read.append(outcome if keep is None else SegmentTable(key=ref.key, table=keep(outcome.table)))
                 else:
                     unreadable.append(outcome)
         finally:

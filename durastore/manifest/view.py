@@ -7,7 +7,7 @@ anything about objects (it has not looked at them).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from durastore.errors import InvalidInput, ManifestIncomplete
-from durastore.formats.segment import row_at, segment_runs, tombstone_at
+from durastore.formats.segment import arrow_schema, row_at, segment_runs, tombstone_at
 from durastore.manifest.fetching import FetchedSegments, SegmentTable, UnreadableSegment, fetch_segments
 from durastore.manifest.index import IdIndex
 from durastore.manifest.resolve import IdColumn, RowNumbers, digest_halves, id_digests, resolve_rows
@@ -24,15 +24,25 @@ from durastore.manifest.snapshot import ManifestListing, Snapshot, segments_id
 from durastore.model import Digest, ManifestRow, ObjectKey, Run, SampleId, Tombstone
 from durastore.objectstore.port import ObjectReader
 
-__all__ = ["ResolvedView", "fetch_partial_view", "fetch_view"]
+__all__ = ["RANKED", "ResolvedView", "fetch_partial_view", "fetch_view"]
+
+RANKED = ("kind", "sample_id", "run", "header_digest", "key", "offset")
+"""The columns that decide which rows are live and which of them wins."""
 
 
-def fetch_view(reader: ObjectReader, snapshot: Snapshot, *, max_requests: int = 16) -> ResolvedView:
+def fetch_view(
+    reader: ObjectReader,
+    snapshot: Snapshot,
+    *,
+    max_requests: int = 16,
+    keep: Callable[[pa.Table], pa.Table] | None = None,
+) -> ResolvedView:
     """Fetch, check and resolve the segments of `snapshot`. Safe to repeat: the same snapshot gives the same view.
 
+    `keep`: as for `fetch_segments`; a view of part of the columns answers `batches` and `ids` only, and needs `RANKED`.
     Raises `ManifestIncomplete` where a segment is absent or damaged and no other segment covers it.
     """
-    fetched = fetch_segments(reader, snapshot.prefix, refs=snapshot.segments, max_requests=max_requests)
+    fetched = fetch_segments(reader, snapshot.prefix, refs=snapshot.segments, max_requests=max_requests, keep=keep)
     if fetched.unreadable:
         first, count = fetched.unreadable[0], len(fetched.unreadable)
         raise ManifestIncomplete(
@@ -109,6 +119,32 @@ class ResolvedView:
     def ids(self) -> list[str]:
         """All sample ids, sorted."""
         return _values(self._ids)
+
+    def batches(
+        self, columns: Sequence[str], *, rows: int = 65_536, with_duplicates: bool = False
+    ) -> Iterator[pa.Table]:
+        """The samples' rows in byte order of their ids, `rows` at a time, with these columns only.
+
+        `with_duplicates`: after them, likewise, the live rows that lost to a smaller row of their id.
+        """
+        schema = arrow_schema()
+        wanted = pa.schema([schema.field(name) for name in columns])
+        for numbers in (self._winners, self._losers) if with_duplicates else (self._winners,):
+            for low in range(0, len(numbers), rows):
+                yield self._taken(numbers[low : low + rows], wanted)
+
+    def _taken(self, numbers: RowNumbers, wanted: pa.Schema) -> pa.Table:
+        order = np.argsort(numbers, kind="stable")
+        ascending = numbers[order]
+        edges = np.searchsorted(ascending, self._starts)
+        parts = [
+            segment.table.select(wanted.names).take(ascending[low:high] - start).cast(wanted)
+            for segment, start, low, high in zip(self._segments, self._starts, edges, edges[1:], strict=False)
+            if high > low
+        ]
+        back = np.empty(len(order), dtype=np.int64)
+        back[order] = np.arange(len(order))
+        return pa.concat_tables(parts).combine_chunks().take(back)
 
     def position(self, sample_id: SampleId) -> int | None:
         """Where the sample stands in the order of ids; None where there is none."""

@@ -103,8 +103,16 @@ class DirectoryStore:
         )
 
     def fetch(
-        self, key: ObjectKey, *, offset: int = 0, length: int | None = None, if_match: str | None = None
+        self,
+        key: ObjectKey,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        if_match: str | None = None,
+        version_id: str | None = None,
     ) -> bytes:
+        if version_id is not None:
+            raise ObjectAbsent(f"get {key}: no such version", status=404, server_code="NoSuchVersion")
         with self._opened(key) as found:
             if if_match is not None and self._notes.current(key, found).etag != if_match:
                 raise RequestRefused(

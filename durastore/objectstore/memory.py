@@ -85,8 +85,16 @@ class MemoryStore:
         return self._stat(key, self._object(key))
 
     def fetch(
-        self, key: ObjectKey, *, offset: int = 0, length: int | None = None, if_match: str | None = None
+        self,
+        key: ObjectKey,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        if_match: str | None = None,
+        version_id: str | None = None,
     ) -> bytes:
+        if version_id is not None:
+            raise ObjectAbsent(f"get {key}: no such version", status=404, server_code="NoSuchVersion")
         found = self._object(key)
         if if_match is not None and if_match != found.etag:
             raise RequestRefused(

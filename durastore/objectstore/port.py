@@ -97,12 +97,19 @@ class ObjectReader(Protocol):
         ...
 
     def fetch(
-        self, key: ObjectKey, *, offset: int = 0, length: int | None = None, if_match: str | None = None
+        self,
+        key: ObjectKey,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        if_match: str | None = None,
+        version_id: str | None = None,
     ) -> bytes:
         """Exactly the bytes asked for (`length` None: to the end), or an error; never fewer, never others' range.
 
         `IntegrityError` where the object is too short or the answer covers another range, `EndpointUnreachable` where
-        the connection broke, `RequestRefused` where `if_match` is no longer the object's etag.
+        the connection broke, `RequestRefused` where `if_match` is no longer the object's etag. With `version_id`: of
+        that version, also where a newer one or a delete marker hides it; `ObjectAbsent` where there is no such version.
         """
         ...
 

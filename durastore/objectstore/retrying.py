@@ -120,9 +120,18 @@ class RetryingReader:
         return _call(lambda: self._reader.head(key), self._attempts())
 
     def fetch(
-        self, key: ObjectKey, *, offset: int = 0, length: int | None = None, if_match: str | None = None
+        self,
+        key: ObjectKey,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        if_match: str | None = None,
+        version_id: str | None = None,
     ) -> bytes:
-        return _call(lambda: self._reader.fetch(key, offset=offset, length=length, if_match=if_match), self._attempts())
+        return _call(
+            lambda: self._reader.fetch(key, offset=offset, length=length, if_match=if_match, version_id=version_id),
+            self._attempts(),
+        )
 
     def fetch_chunks(
         self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None
@@ -182,9 +191,15 @@ class RetryingStore:
         return self._reader.head(key)
 
     def fetch(
-        self, key: ObjectKey, *, offset: int = 0, length: int | None = None, if_match: str | None = None
+        self,
+        key: ObjectKey,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        if_match: str | None = None,
+        version_id: str | None = None,
     ) -> bytes:
-        return self._reader.fetch(key, offset=offset, length=length, if_match=if_match)
+        return self._reader.fetch(key, offset=offset, length=length, if_match=if_match, version_id=version_id)
 
     def fetch_chunks(
         self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None

@@ -62,9 +62,15 @@ class S3Store:
         return self._reader.head(key)
 
     def fetch(
-        self, key: ObjectKey, *, offset: int = 0, length: int | None = None, if_match: str | None = None
+        self,
+        key: ObjectKey,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        if_match: str | None = None,
+        version_id: str | None = None,
     ) -> bytes:
-        return self._reader.fetch(key, offset=offset, length=length, if_match=if_match)
+        return self._reader.fetch(key, offset=offset, length=length, if_match=if_match, version_id=version_id)
 
     def fetch_chunks(
         self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None

@@ -52,20 +52,20 @@ class RangedReads:
         """`client` is the boto3 client whose endpoint and region are used; nothing is sent."""
         self._reader = _open(connector, client)
 
-    def fetch(self, key: ObjectKey, start: int, *, stop: int, if_match: str | None) -> bytes:
-        """The bytes `start` to `stop` of the object; `IntegrityError` if the answer is anything else."""
+    def fetch(self, key: ObjectKey, asked: tuple[int, int], *, if_match: str | None, version_id: str | None) -> bytes:
+        """The bytes of the object from start to stop, as `asked`; `IntegrityError` if the answer is anything else."""
         import obstore
 
-        options: dict[str, Any] = {"range": (start, stop)}
-        if if_match is not None:
-            options["if_match"] = if_match
+        start, stop = asked
+        given = {"range": asked, "if_match": if_match, "version": version_id}
+        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         try:
             result = obstore.get(self._reader, key.text, options=options)  # type: ignore[arg-type]  # a TypedDict
             data, span = bytes(result.bytes()), result.range
         except Exception as exc:  # noqa: BLE001  # every one is classified and raised
             error = _error_of(exc, key, start=start)
             raise error from _cause(exc, error)
-        if span != (start, stop) or len(data) != stop - start:
+        if span != asked or len(data) != stop - start:
             raise IntegrityError(f"get {key}: {len(data)} bytes came instead of {stop - start} at offset {start}")
         return data
 

@@ -73,19 +73,27 @@ class S3Reader:
         raise UnknownAnswer(f"head {key}: HEAD calls it absent, GET finds it", hint="ask again later")
 
     def fetch(
-        self, key: ObjectKey, *, offset: int = 0, length: int | None = None, if_match: str | None = None
+        self,
+        key: ObjectKey,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        if_match: str | None = None,
+        version_id: str | None = None,
     ) -> bytes:
         if offset < 0 or (length is not None and length < 0):
             raise RequestRefused(f"get {key}: negative offset or length")
         if length == 0:
             return b""
         if length is not None and is_usable():
-            return self._ranged.get().fetch(key, offset, stop=offset + length, if_match=if_match)
+            span = (offset, offset + length)
+            return self._ranged.get().fetch(key, span, if_match=if_match, version_id=version_id)
         # Whole objects come by boto3, for which size costs little, and so that a process that only reads manifests does
         # not start obstore's runtime: children forked from it can then still use theirs.
-        span = (offset, None if length is None else offset + length)
-        conditions = {"IfMatch": if_match} if if_match is not None else {}
-        return open_body(self.client(), key, bucket=self._bucket, span=span, conditions=conditions).read()
+        stop = None if length is None else offset + length
+        given = {"IfMatch": if_match, "VersionId": version_id}
+        conditions = {name: value for name, value in given.items() if value is not None}
+        return open_body(self.client(), key, bucket=self._bucket, span=(offset, stop), conditions=conditions).read()
 
     def fetch_chunks(
         self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None

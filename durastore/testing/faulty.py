@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from durastore.errors import AmbiguousWrite, DurastoreError, EndpointUnreachable, IntegrityError, ObjectAbsent
 from durastore.model import ObjectKey
@@ -144,11 +144,17 @@ class FaultyReader:
         return _call(self._state, "head", key=key, is_write=False, action=action)
 
     def fetch(
-        self, key: ObjectKey, *, offset: int = 0, length: int | None = None, if_match: str | None = None
+        self,
+        key: ObjectKey,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        if_match: str | None = None,
+        version_id: str | None = None,
     ) -> bytes:
         def action(fault: Fault | None) -> bytes:
             self._check_lost("fetch", key)
-            data = self._reader.fetch(key, offset=offset, length=length, if_match=if_match)
+            data = self._reader.fetch(key, offset=offset, length=length, if_match=if_match, version_id=version_id)
             data = self._damaged(key, offset, data=data)
             if fault is Fault.WRONG_BYTE:
                 return misread(data)
@@ -270,10 +276,8 @@ class FaultyStore:
     def head(self, key: ObjectKey) -> ObjectStat:
         return self._reader.head(key)
 
-    def fetch(
-        self, key: ObjectKey, *, offset: int = 0, length: int | None = None, if_match: str | None = None
-    ) -> bytes:
-        return self._reader.fetch(key, offset=offset, length=length, if_match=if_match)
+    def fetch(self, key: ObjectKey, **asked: Any) -> bytes:
+        return self._reader.fetch(key, **asked)
 
     def fetch_chunks(
         self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None

@@ -21,7 +21,7 @@ from durastore_cli.exits import EXIT_CODES
 from durastore_cli.main import COMMANDS, run
 
 ROOT = Path(__file__).parents[2]
-ALL_COMMANDS = [[], *([name] for name in COMMANDS), ["manifest", "show"], ["manifest", "rebuild"]]
+ALL_COMMANDS = [[], *([name] for name in COMMANDS), *(["manifest", each] for each in ("show", "compact", "rebuild"))]
 
 
 def _child(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -84,7 +84,7 @@ def test_wrong_usage_is_2_and_on_stderr(arguments: list[str], named: str, capsys
     assert named in err
 
 
-@pytest.mark.parametrize("what", ["show", "rebuild"])
+@pytest.mark.parametrize("what", ["show", "compact", "rebuild"])
 def test_a_mistyped_prefix_is_no_empty_store(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["manifest", what, "--bucket", str(tmp_path)]) == 10
     assert "there is no durastore" in capsys.readouterr().err

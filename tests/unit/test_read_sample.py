@@ -31,10 +31,18 @@ class _Recording(MemoryStore):
         self.spoil: Callable[[int, bytes], bytes] = lambda _, data: data
 
     def fetch(
-        self, key: ObjectKey, *, offset: int = 0, length: int | None = None, if_match: str | None = None
+        self,
+        key: ObjectKey,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        if_match: str | None = None,
+        version_id: str | None = None,
     ) -> bytes:
         self.ranges.append((offset, length))
-        return self.spoil(len(self.ranges), super().fetch(key, offset=offset, length=length, if_match=if_match))
+        return self.spoil(
+            len(self.ranges), super().fetch(key, offset=offset, length=length, if_match=if_match, version_id=version_id)
+        )
 
 
 def _flip(data: bytes, at: int) -> bytes:
