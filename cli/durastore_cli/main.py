@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "demo": ("durastore_cli.demo", "Extract, upload, prove and read back a small real data set."),
         "extract": ("durastore_cli.extract", "Run a model over INPUT and store its hidden states."),
+        "ls": ("durastore_cli.ls", "List the samples of a bucket."),
         "manifest": (
             "durastore_cli.manifest",
             "Show the manifest, write it in one piece, or rebuild it from the packs.",
