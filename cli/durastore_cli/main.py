@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "demo": ("durastore_cli.demo", "Extract, upload, prove and read back a small real data set."),
         "extract": ("durastore_cli.extract", "Run a model over INPUT and store its hidden states."),
+        "get": ("durastore_cli.get", "Get samples out of the bucket into files."),
         "ls": ("durastore_cli.ls", "List the samples of a bucket."),
         "manifest": (
             "durastore_cli.manifest",

@@ -75,6 +75,11 @@ def test_the_version_is_the_library_s(capsys: pytest.CaptureFixture[str]) -> Non
         (["stop", "--grace", "-1"], "--grace"),
         (["stop"], "--local"),
         (["manifest", "show"], "--bucket"),
+        (["ls"], "--bucket"),
+        (["get", "--out", "x", "--bucket", "b"], "in one way"),
+        (["get", "a", "--all", "--out", "x", "--bucket", "b"], "in one way"),
+        (["get", "a", "--bucket", "b"], "--out"),
+        (["get", "--ids", "/nothing/here", "--out", "x", "--bucket", "b"], "cannot be read"),
     ],
 )
 def test_wrong_usage_is_2_and_on_stderr(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
