@@ -23,13 +23,14 @@ from durastore.codec.selection import ChunkRead, plan_rows
 from durastore.dataset.pinned import PinnedObject
 from durastore.errors import DiskFailed, DurastoreError, IntegrityError, InvalidInput
 from durastore.formats.pack import member_name
+from durastore.formats.segment import VERBATIM_SCHEMA
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish, write_all
 from durastore.fsio.relocate import relocate
 from durastore.fsio.sys import SYS
-from durastore.model import Digest, SampleEntry, SampleId
+from durastore.model import Digest, SampleEntry
 
-__all__ = ["Landed", "Landing"]
+__all__ = ["Landed", "Landing", "is_verbatim"]
 
 _RANGE_BYTES = 32 << 20
 _READ_BYTES = 8 << 20
@@ -53,39 +54,44 @@ class Landing:
         self._out = out
         self._is_file = is_file
 
-    def path_of(self, sample_id: SampleId) -> Path:
-        """`<id>.safetensors` below the folder, dots of the last segment as %2E (as members of a pack are called)."""
-        return self._out if self._is_file else self._out / member_name(sample_id)
+    def path_of(self, entry: SampleEntry) -> Path:
+        """`<id>.safetensors` below the folder, dots of the last segment as %2E (as members of a pack are called); a
+        file that is kept as it was goes to the path that is its id.
+        """
+        if self._is_file:
+            return self._out
+        return self._out / (entry.sample_id.text if is_verbatim(entry) else member_name(entry.sample_id))
 
     def find(self, entry: SampleEntry) -> Landed | None:
         """The sample's file if it is there and whole: every byte of it is read. None if no file has its name.
 
         `InvalidInput` where another file has it, or the name cannot be one.
         """
-        with self._opened(entry.sample_id) as (folder, name):
+        with self._opened(entry) as (folder, name):
             if not folder.has(name):
                 return None
             _require_same(folder, name, is_same=is_stored_sample(folder, name, entry=entry))
-        return self._landed(entry.sample_id, entry.length, is_new=False)
+        return self._landed(entry, entry.length, is_new=False)
 
     def land_bytes(self, entry: SampleEntry, data: bytes | memoryview) -> Landed:
         """Stored bytes that the caller has checked. Raises as `land_large`."""
-        with self._opened(entry.sample_id) as (folder, name):
+        with self._opened(entry) as (folder, name):
             try:
                 publish(folder, name, chunks=[data], expect_size=entry.length)
             except FileExistsError:
                 _require_same(folder, name, is_same=is_stored_sample(folder, name, entry=entry))
-        return self._landed(entry.sample_id, entry.length, fetched_bytes=entry.length)
+        return self._landed(entry, entry.length, fetched_bytes=entry.length)
 
     def land_encoded(self, sample: EncodedSample) -> Landed:
         """A sample in another form than the stored one. Raises as `land_large`."""
-        with self._opened(sample.sample_id) as (folder, name):
+        entry = sample.entry(offset=0, time_ns=0)
+        with self._opened(entry) as (folder, name):
             is_new = not folder.has(name)
             if is_new:
                 publish(folder, name, chunks=sample.chunks(), expect_size=sample.length)
             else:
                 _require_same(folder, name, is_same=_holds(folder, name, sample=sample))
-        return self._landed(sample.sample_id, sample.length, is_new=is_new, fetched_bytes=sample.length)
+        return self._landed(entry, sample.length, is_new=is_new, fetched_bytes=sample.length)
 
     def land_large(self, source: PinnedObject, entry: SampleEntry) -> Landed:
         """The stored bytes of a sample of any size, a few MiB in memory at a time. Safe to repeat: goes on.
@@ -96,20 +102,20 @@ class Landing:
         found = self.find(entry)
         if found is not None:
             return found
-        with self._opened(entry.sample_id) as (folder, name):
+        with self._opened(entry) as (folder, name):
             part = f".{entry.header_digest.hex}.part"
             fetched = _fill(folder, part, source=source, entry=entry)
             try:
                 relocate(folder, part, target=folder, new_name=name)
             except FileExistsError:  # made in this moment
                 _require_same(folder, name, is_same=is_stored_sample(folder, name, entry=entry))
-        return self._landed(entry.sample_id, entry.length, fetched_bytes=fetched)
+        return self._landed(entry, entry.length, fetched_bytes=fetched)
 
-    def _landed(self, sample_id: SampleId, size_bytes: int, *, is_new: bool = True, fetched_bytes: int = 0) -> Landed:
-        return Landed(path=self.path_of(sample_id), size_bytes=size_bytes, is_new=is_new, fetched_bytes=fetched_bytes)
+    def _landed(self, entry: SampleEntry, size_bytes: int, *, is_new: bool = True, fetched_bytes: int = 0) -> Landed:
+        return Landed(path=self.path_of(entry), size_bytes=size_bytes, is_new=is_new, fetched_bytes=fetched_bytes)
 
-    def _opened(self, sample_id: SampleId) -> _OpenedPlace:
-        path = self.path_of(sample_id)
+    def _opened(self, entry: SampleEntry) -> _OpenedPlace:
+        path = self.path_of(entry)
         segments = [] if self._is_file else list(path.relative_to(self._out).parts[:-1])
         root = self._out.parent if self._is_file else self._out
         return _OpenedPlace(root, segments, name=path.name)
@@ -163,8 +169,12 @@ def is_stored_sample(folder: Folder, name: str, *, entry: SampleEntry) -> bool:
     except (OSError, DiskFailed):
         return False
     try:
+        if os.fstat(fd).st_size != entry.length:
+            return False
+        if is_verbatim(entry):
+            return _hashed(fd, entry.length).hexdigest() == entry.header_digest.hex
         head = _pread(fd, 0, length=entry.header_length)
-        if os.fstat(fd).st_size != entry.length or Digest.of(head) != entry.header_digest:
+        if Digest.of(head) != entry.header_digest:
             return False
         header = parse_header(head, total_length=entry.length)
         return not any(not _matches(fd, read) for read in plan_rows(header, None, rows=None))
@@ -175,7 +185,7 @@ def is_stored_sample(folder: Folder, name: str, *, entry: SampleEntry) -> bool:
 
 
 def _holds(folder: Folder, name: str, *, sample: EncodedSample) -> bool:
-    wanted, found = xxhash.xxh3_128(), xxhash.xxh3_128()
+    wanted = xxhash.xxh3_128()
     for chunk in sample.chunks():
         wanted.update(chunk)
     try:
@@ -183,15 +193,30 @@ def _holds(folder: Folder, name: str, *, sample: EncodedSample) -> bool:
     except (OSError, DiskFailed):
         return False
     try:
-        at = 0
-        while block := os.pread(fd, _READ_BYTES, at):
-            found.update(block)
-            at += len(block)
-    except OSError:
+        if os.fstat(fd).st_size != sample.length:
+            return False
+        return _hashed(fd, sample.length).digest() == wanted.digest()
+    except (OSError, IntegrityError):
         return False
     finally:
         os.close(fd)
-    return at == sample.length and found.digest() == wanted.digest()
+
+
+def is_verbatim(entry: SampleEntry) -> bool:
+    """Whether the row is of a file that is kept as it was: its digest is of the whole, it has no header."""
+    return entry.schema == VERBATIM_SCHEMA
+
+
+def _hashed(fd: int, length: int) -> xxhash.xxh3_128:
+    """Running hash of the first `length` bytes."""
+    hasher, at = xxhash.xxh3_128(), 0
+    while at < length:
+        block = os.pread(fd, min(_READ_BYTES, length - at), at)
+        if not block:
+            raise IntegrityError(f"the file ends at byte {at}")
+        hasher.update(block)
+        at += len(block)
+    return hasher
 
 
 def _pread(fd: int, offset: int, *, length: int) -> bytes:
@@ -217,7 +242,8 @@ def _fill(folder: Folder, part: str, *, source: PinnedObject, entry: SampleEntry
         fd = SYS.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode=0o600, dir_fd=folder.fd)
         try:
             _claim(fd, folder.path / part)
-            fetched = _fetch_missing(fd, source=source, entry=entry)
+            fill = _fetch_rest if is_verbatim(entry) else _fetch_missing
+            fetched = fill(fd, source=source, entry=entry)
             if os.fstat(fd).st_size != entry.length:
                 raise InvalidInput(
                     f"{folder.path / part} is no part file of durastore's", hint="move it out of the way"
@@ -249,6 +275,25 @@ def _fetch_missing(fd: int, *, source: PinnedObject, entry: SampleEntry) -> int:
     os.lseek(fd, 0, os.SEEK_SET)
     write_all(fd, [raw])  # last: a part file with its header is one that had every chunk once
     return fetched
+
+
+def _fetch_rest(fd: int, *, source: PinnedObject, entry: SampleEntry) -> int:
+    """A file has one digest, of the whole: what is there is hashed and gone on from. Where that does not come out, the
+    beginning was damaged (case B101), or a transfer: everything is fetched once more.
+    """
+    fetched = 0
+    for begin in (min(os.fstat(fd).st_size, entry.length), 0):
+        hasher, at = _hashed(fd, begin), begin
+        os.lseek(fd, at, os.SEEK_SET)
+        while at < entry.length:
+            data = source.fetch(at, min(_RANGE_BYTES, entry.length - at))
+            hasher.update(data)
+            write_all(fd, [data])
+            at += len(data)
+        fetched += entry.length - begin
+        if hasher.hexdigest() == entry.header_digest.hex:
+            return fetched
+    raise IntegrityError(f"file {entry.sample_id.text!r} does not match its digest in the manifest")
 
 
 def _checked_header(source: PinnedObject, entry: SampleEntry) -> tuple[SampleHeader, bytes]:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from durastore.errors import IntegrityError
+from durastore.formats.segment import VERBATIM_SCHEMA
 from durastore.manifest.presence import check_present
 from durastore.manifest.snapshot import fetch_snapshot
 from durastore.manifest.view import RANKED, ResolvedView, fetch_view
@@ -51,6 +52,7 @@ class ListedSample:
     time_ns: int
     provenance: str
     tensors: tuple[ListedTensor, ...]
+    """Empty for a file that is kept as it was."""
     meta: dict[str, object] | None
     """None where it was not asked for."""
 
@@ -129,6 +131,8 @@ def _parse_meta(text: str) -> dict[str, object]:
 
 @lru_cache(maxsize=4096)  # samples of one run have few different schemas
 def _tensors(schema: str) -> tuple[ListedTensor, ...]:
+    if schema == VERBATIM_SCHEMA:
+        return ()
     try:
         return tuple(
             ListedTensor(name=name, dtype=dtype, shape=tuple(int(extent) for extent in shape), codec=codec)

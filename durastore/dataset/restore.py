@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from durastore.codec.decode import scan_sample
 from durastore.codec.encode import EncodedSample, SampleContext, encode_sample
-from durastore.dataset.landing import Landed, Landing
+from durastore.dataset.landing import Landed, Landing, is_verbatim
 from durastore.dataset.pinned import PinnedObject
 from durastore.errors import (
     ConfigError,
@@ -246,6 +246,10 @@ class _Fetcher:
             return FailedSample(id=row.entry.sample_id.text, error=_named(exc, row))
 
     def _encoded(self, source: PinnedObject, entry: SampleEntry) -> EncodedSample:
+        if is_verbatim(entry):
+            raise InvalidInput(
+                f"{entry.sample_id.text!r} is a file that is kept as it was", hint="leave out --plain and --tensors"
+            )
         wanted = Wanted(tensors=self._request.tensors)
         sample = read_checked(source.fetch, entry, wanted=wanted, where="the bucket")
         run = self._runs.get(entry.run)
@@ -316,7 +320,9 @@ def _fault(body: bytes | memoryview, entry: SampleEntry) -> str | None:
     if len(body) != entry.length:
         return "its bytes are missing"
     if Digest.of(memoryview(body)[: entry.header_length]) != entry.header_digest:
-        return "the header does not match its digest in the manifest"
+        return "the bytes do not match their digest in the manifest"
+    if is_verbatim(entry):
+        return None
     try:
         scan_sample(body)
     except IntegrityError as exc:
@@ -325,6 +331,8 @@ def _fault(body: bytes | memoryview, entry: SampleEntry) -> str | None:
 
 
 def _is_compressed(entry: SampleEntry) -> bool:
+    if is_verbatim(entry):
+        return False
     schema = parse_json(entry.schema, what="schema of a manifest row")
     return any(codec != "raw" for _, _, _, codec in schema)
 

@@ -17,7 +17,8 @@ from durastore.dataset import landing as landing_module
 from durastore.dataset import restore as restore_module
 from durastore.dataset.restore import RestoreReport, RestoreRequest, restore_samples
 from durastore.errors import EndpointUnreachable, InvalidInput, StoreMissing
-from durastore.model import ManifestRow, ObjectKey, SampleId
+from durastore.formats.segment import VERBATIM_SCHEMA
+from durastore.model import Digest, ManifestRow, ObjectFacts, ObjectKey, SampleEntry, SampleId
 from durastore.objectstore.memory import MemoryStore
 from durastore.testing.faulty import Fault, FaultRule, FaultyStore
 from tests.unit.manifest_bucket import RUN, Bucket, assert_tensors, encode, tensors_of
@@ -300,3 +301,71 @@ def test_versions_and_etags_are_asked_for_and_do_not_bind_a_copied_bucket(
     row = copied.add_single(encode("s", 1))
     copied.add_segment([replace(row, object=replace(row.object, version_id="of the first", etag='"of the first"'))])
     assert get(copied, tmp_path / "two").written == 1
+
+
+# --- files that are kept as they were ------------------------------------------------------------------------------
+
+
+def _verbatim(bucket: Bucket, path: str, data: bytes) -> ManifestRow:
+    """A row of a file, as docs/format/segment.md describes it."""
+    digest = Digest.of(data)
+    key = ObjectKey(f"{bucket.prefix}/files/{digest.short}/{path}")
+    reply = bucket.store.put(key, data, crc64nvme=None, metadata={})
+    entry = SampleEntry(
+        sample_id=SampleId(path),
+        offset=0,
+        length=len(data),
+        header_length=len(data),
+        header_digest=digest,
+        schema=VERBATIM_SCHEMA,
+        meta="{}",
+        run=RUN.digest,
+        input_digest=None,
+        provenance="asserted",
+        time_ns=1,
+    )
+    facts = ObjectFacts(
+        key=key,
+        size_bytes=len(data),
+        digest=digest,
+        crc64nvme="",
+        etag=reply.etag,
+        version_id=None,
+        writer=bucket.writer,
+    )
+    row = ManifestRow(entry=entry, object=facts)
+    bucket.add_segment([row])
+    return row
+
+
+@pytest.mark.parametrize("large_bytes", [1, 1 << 30])
+def test_a_file_kept_as_it_was_comes_back_under_its_path(
+    bucket: Bucket, tmp_path: Path, large_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore_module, "_LARGE_BYTES", large_bytes)
+    data = bytes(range(256)) * 4_000
+    _verbatim(bucket, "old/states.v2.pt", data)
+    assert get(bucket, tmp_path, "old/states.v2.pt").written == 1
+    assert (tmp_path / "old/states.v2.pt").read_bytes() == data
+    assert get(bucket, tmp_path, "old/states.v2.pt").present == 1
+    report = get(bucket, tmp_path / "plain", "old/states.v2.pt", is_plain=True)
+    assert report.failed[0].error.code == "invalid-input"
+
+
+@pytest.mark.usefixtures("parts")
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_large_file_goes_on_where_it_was_cut_off(bucket: Bucket, tmp_path: Path, is_damaged: bool) -> None:
+    data = np.random.default_rng(3).bytes(5 << 20)
+    row = _verbatim(bucket, "old/big.bin", data)
+    cut = FaultyStore(bucket.store, FaultRule(op="fetch", key_part="files/", fault=Fault.DROP_REQUEST, first=4))
+    with pytest.raises(EndpointUnreachable):
+        get(bucket, tmp_path, "old/big.bin", store=cut)
+    (part,) = (tmp_path / "old").glob(".*.part")
+    assert part.stat().st_size == 3 << 20
+    if is_damaged:
+        part.write_bytes(b"?" + part.read_bytes()[1:])
+    report = get(bucket, tmp_path, "old/big.bin")
+    assert report.bytes_fetched == ((2 + 5) << 20 if is_damaged else 2 << 20)
+    assert (tmp_path / "old/big.bin").read_bytes() == data
+    bucket.damage(row.object.key, at=7)
+    assert get(bucket, tmp_path / "again", "old/big.bin").failed[0].error.code == "integrity"
