@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "Show the manifest, write it in one piece, or rebuild it from the packs.",
         ),
         "probe": ("durastore_cli.probe", "Find out what the endpoint really checks, by sending it lies."),
+        "verify": ("durastore_cli.verify", "Look whether the bucket still holds what its manifest says."),
         "stop": ("durastore_cli.stop", "Ask the processes that work on a spool root to stop."),
     }
 )

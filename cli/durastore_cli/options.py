@@ -14,15 +14,16 @@ import click
 from durastore.config import parse_size, resolve_place
 from durastore.errors import ConfigError
 
-__all__ = ["SIZE", "bucket_option", "given", "local_option", "needed_place", "remote_options"]
+__all__ = ["SHARE", "SIZE", "bucket_option", "given", "local_option", "needed_place", "remote_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 if TYPE_CHECKING:
     _IntType = click.ParamType[int]
+    _FloatType = click.ParamType[float]
 else:
-    _IntType = click.ParamType  # older versions are not generic
+    _IntType = _FloatType = click.ParamType  # older versions are not generic
 
 
 class _Size(_IntType):
@@ -37,7 +38,22 @@ class _Size(_IntType):
             self.fail(f"{value!r} is not a size such as 1048576, 64MiB or 1.5GiB", param, ctx)
 
 
+class _Share(_FloatType):
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        try:
+            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            share = -1.0
+        if not 0 < share <= 1:
+            self.fail(f"{value!r} is not a share such as 1% or 0.01", param, ctx)
+        return share
+
+
 SIZE = _Size()
+SHARE = _Share()
 
 
 def bucket_option(command: F) -> F:

@@ -54,13 +54,17 @@ def fetch_view(
 
 
 def fetch_partial_view(
-    reader: ObjectReader, listing: ManifestListing, *, max_requests: int = 16
+    reader: ObjectReader,
+    listing: ManifestListing,
+    *,
+    max_requests: int = 16,
+    keep: Callable[[pa.Table], pa.Table] | None = None,
 ) -> tuple[ResolvedView, tuple[UnreadableSegment, ...]]:
     """What a manifest with gaps or damage still says, and the segments that say nothing.
 
-    For rebuilding only: its rows are sound but not all there are, so it must never be served as the dataset.
+    For rebuilding and scrubs only: its rows are sound but not all there are, so it must never be served as a dataset.
     """
-    fetched = fetch_segments(reader, listing.prefix, refs=listing.segments, max_requests=max_requests)
+    fetched = fetch_segments(reader, listing.prefix, refs=listing.segments, max_requests=max_requests, keep=keep)
     return ResolvedView(segments_id(listing.segments), fetched), fetched.unreadable
 
 

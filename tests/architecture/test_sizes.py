@@ -8,6 +8,7 @@ from tests.architecture.source_tree import REPO
 # Signatures that somebody else sets. Each line says who.
 FOREIGN_SIGNATURES = {
     ("cli/durastore_cli/options.py", "_Size.convert"): "click.ParamType.convert",
+    ("cli/durastore_cli/options.py", "_Share.convert"): "click.ParamType.convert",
     ("durastore/extract/transformers_engine.py", "_output_hook.hook"): "torch forward hook",
     ("durastore/extract/transformers_engine.py", "_input_hook.hook"): "torch forward pre-hook with keywords",
 }
