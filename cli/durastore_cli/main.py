@@ -26,6 +26,7 @@ __all__ = ["COMMANDS", "cli", "main", "run"]
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "demo": ("durastore_cli.demo", "Extract, upload, prove and read back a small real data set."),
+        "drain": ("durastore_cli.drain", "Bring what ended processes left in a spool root to the bucket."),
         "extract": ("durastore_cli.extract", "Run a model over INPUT and store its hidden states."),
         "get": ("durastore_cli.get", "Get samples out of the bucket into files."),
         "ls": ("durastore_cli.ls", "List the samples of a bucket."),
@@ -34,6 +35,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "Show the manifest, write it in one piece, or rebuild it from the packs.",
         ),
         "probe": ("durastore_cli.probe", "Find out what the endpoint really checks, by sending it lies."),
+        "quarantine": ("durastore_cli.quarantine", "Show the files that were set aside, or move one out."),
+        "status": ("durastore_cli.status", "Show what a spool root holds, also while it is in use."),
         "verify": ("durastore_cli.verify", "Look whether the bucket still holds what its manifest says."),
         "stop": ("durastore_cli.stop", "Ask the processes that work on a spool root to stop."),
     }

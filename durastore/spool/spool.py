@@ -35,7 +35,7 @@ from durastore.spool.recovery import RecoveryReport, recover_spool
 from durastore.spool.root import SpoolRoot
 from durastore.spool.salvage import Place, SalvageReport, salvage_pack
 
-__all__ = ["Spool", "claim_idle_siblings", "spool_folder_name", "spool_numbers"]
+__all__ = ["Spool", "claim_idle_siblings", "find_locked", "spool_folder_name", "spool_numbers"]
 
 _NAME = re.compile(r"w-([0-9]{2,6})")
 _LOCK = "lock"
@@ -247,6 +247,23 @@ def claim_idle_siblings(root: SpoolRoot, *, clock: Clock) -> list[Spool]:
                 spool.close()
         held.pop_all()
     return claimed
+
+
+def find_locked(root: SpoolRoot, *, held: Iterable[Spool]) -> list[str]:
+    """Names of the spools that another process holds at this moment; `held` are this process's own."""
+    own = {spool.path.name for spool in held}
+    locked: list[str] = []
+    for number in spool_numbers(root):
+        name = spool_folder_name(number)
+        if name in own:
+            continue
+        with root.folder.child(name) as folder:
+            lock = FlockedFile.try_lock(folder, _LOCK)
+            if lock is None:
+                locked.append(name)
+            else:
+                lock.close()
+    return locked
 
 
 def spool_numbers(root: SpoolRoot) -> list[int]:

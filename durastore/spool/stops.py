@@ -16,7 +16,10 @@ from durastore.fsio.publish import publish
 from durastore.objectstore.probe.result import ProbeResult
 from durastore.objectstore.probe.saved import opened_root
 
-__all__ = ["find_answer", "lift_stop", "stops_in_force", "stops_in_root", "throw_stop"]
+__all__ = ["FACT_STOPPED", "find_answer", "lift_stop", "stops_in_force", "stops_in_root", "throw_stop"]
+
+FACT_STOPPED = "reclaim_stopped"
+"""The last stop that a spool's store threw, in its journal: a full disk has no room for the file in the root."""
 
 
 def throw_stop(folder: Folder, record: StopRecord) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -51,7 +51,7 @@ from durastore.upload.transports import choose_transport
 from durastore.verify.policy import ProofPolicy
 from durastore.verify.verifier import BucketIdentity, Verifier
 
-__all__ = ["OptionOverrides", "open_store"]
+__all__ = ["OptionOverrides", "open_idle", "open_store"]
 
 _POOL_THREADS = 6
 _LIMITS = UploadLimits()
@@ -129,6 +129,21 @@ def open_store(
         return store
 
 
+def open_idle(
+    url: str, spools: Sequence[Spool], *, options: StoreOptions, clock: Clock = SYSTEM_CLOCK
+) -> tuple[Store, tuple[Lane, ...]]:
+    """A store of claimed spools whose processes have ended, with no spool of its own: it only works off what they left.
+
+    The spools are closed with it, or if this fails. The run is the bucket's own. Raises as `open_store`.
+    """
+    with ExitStack() as stack:
+        opener = _Opener(stack, options=options, clock=clock, listener=None, is_own_adapter=False)
+        place = BucketUrl.parse(url)
+        store = opener.build_idle(place, spools, bare=lambda: open_object_store(place, s3=opener.s3_options()))
+        opener.keep()
+        return store, opener.lanes
+
+
 class _Opener:
     """The steps of one opening; what it acquires is released if a later step fails."""
 
@@ -155,19 +170,52 @@ class _Opener:
     def keep(self) -> None:
         self._stack.pop_all()
 
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        return tuple(self._lanes)
+
     def build(self, url: BucketUrl, local: Path, *, given_run: Run | None, bare: ObjectStore) -> Store:
-        self._resources.callback(bare.close)
-        objects = RetryingStore(bare, RetryPolicy(budget_s=_PATIENCE_S), clock=self._clock)
-        _check_bucket(objects)
-        _refuse_same_fate(objects, local, options=self._options, is_own_adapter=self._is_own_adapter)
+        """A store with a spool of its own, which drains idle siblings too."""
+        objects = self._checked(bare, local)
         root = SpoolRoot.open(local, is_any_filesystem_allowed=self._options.is_any_filesystem_allowed)
         self._resources.callback(root.close)
         spool = Spool.claim(root, clock=self._clock)
         self._resources.callback(spool.close)
         marker = self._agree_on_marker(objects, url, run=given_run, root=root)
+        return self._assembled(
+            objects, url, claim=lambda: [spool, *self._siblings(root)], marker=marker, given_run=given_run
+        )
+
+    def build_idle(self, url: BucketUrl, spools: Sequence[Spool], *, bare: Callable[[], ObjectStore]) -> Store:
+        """A store of these claimed spools and none of its own. It closes them, also if this fails."""
+        for spool in spools:
+            self._resources.callback(spool.close)
+        root = spools[0].root
+        objects = self._checked(bare(), root.path)  # after the spools are in safe keeping
+        marker = self._agree_on_marker(objects, url, run=None, root=root)
+        return self._assembled(objects, url, claim=lambda: spools, marker=marker, given_run=None)
+
+    def _checked(self, bare: ObjectStore, local: Path) -> ObjectStore:
+        self._resources.callback(bare.close)
+        objects = RetryingStore(bare, RetryPolicy(budget_s=_PATIENCE_S), clock=self._clock)
+        _check_bucket(objects)
+        _refuse_same_fate(objects, local, options=self._options, is_own_adapter=self._is_own_adapter)
+        self._bare = bare
+        return objects
+
+    def _assembled(
+        self,
+        objects: ObjectStore,
+        url: BucketUrl,
+        *,
+        claim: Callable[[], Sequence[Spool]],
+        marker: Marker,
+        given_run: Run | None,
+    ) -> Store:
         run = given_run or marker.run or Run.of({})
-        transport = choose_transport(bare, self._options.transport, s3=self._s3, max_requests=_LIMITS.max_requests)
-        spools = [spool, *self._siblings(root)]  # before the pool, whose work needs their locks to its end
+        limit = _LIMITS.max_requests
+        transport = choose_transport(self._bare, self._options.transport, s3=self._s3, max_requests=limit)
+        spools = claim()  # before the pool, whose work needs their locks to its end
         services = self._services(objects, url.prefix, run=run, store_id=marker.store_id, transport=transport)
         settling = Settling(services, url=url.render(), store_id=marker.store_id)
         for each in spools:
@@ -180,7 +228,7 @@ class _Opener:
         Probing(services, self._policy(), spools=spools).start(known, self._s3, is_probed=self._is_probed(url))
         for number, each in enumerate(spools):
             self._lanes.append(self._lane(number, each, services=services, membership=membership))
-        writer = PackWriter(spool, run, limits=self._pack_limits(), clock=self._clock, listener=self._lanes[0])
+        writer = PackWriter(spools[0], run, limits=self._pack_limits(), clock=self._clock, listener=self._lanes[0])
         self._resources.callback(writer.close)
         parts = StoreParts(
             services=services,
@@ -188,14 +236,14 @@ class _Opener:
             intake=Intake(writer.append, group_bytes=_GROUP_BYTES),
             membership=membership,
             catalog=catalog,
-            room=self._room(spool, services.board),
+            room=self._room(spools[0], services.board),
             pipeline=PipelineWords(self._lanes, self._options),
             counters=self._counters,
             resources=self._resources,
         )
         for lane in self._lanes:
             lane.start(writer if lane.number == 0 else None)
-        self._look_for_unfinished(services, spool)
+        self._look_for_unfinished(services, spools[0])
         return Store(parts)
 
     def _look_for_unfinished(self, services: Services, spool: Spool) -> None:

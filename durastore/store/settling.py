@@ -19,12 +19,13 @@ from durastore.store.made_again import drop_made_again, settle_doubtful
 from durastore.store.segmenter import bury
 from durastore.store.services import Services
 
-__all__ = ["Settling"]
+__all__ = ["FACT_URL", "Settling"]
 
 _PROVEN = (PackState.UPLOADED, PackState.VERIFIED, PackState.MANIFESTED, PackState.UNKNOWN)
 _SECOND_LOOK_S = 1.0
 _STORE_ID = "store_id"
-_URL = "bucket_url"
+FACT_URL = "bucket_url"
+"""The bucket and prefix that a spool was filled for."""
 _PLACE = "bucket_place"
 
 
@@ -53,7 +54,7 @@ class Settling:
     def _check_bucket(self, spool: Spool) -> None:
         """The spool was filled for this bucket; one re-created under the same name voids every proof (case B164)."""
         journal = spool.journal
-        known_id, known_url = journal.get_fact(_STORE_ID), journal.get_fact(_URL)
+        known_id, known_url = journal.get_fact(_STORE_ID), journal.get_fact(FACT_URL)
         if known_id is not None and known_id != self._store_id:
             left = [r for r in journal.packs(PackState.SEALED, PackState.CONFLICT, *_PROVEN) if r.sample_count]
             left += [r for r in journal.packs(PackState.LOST) if _is_unburied(spool, r)]
@@ -67,7 +68,7 @@ class Settling:
         elif journal.get_fact(_PLACE) not in (None, self._place):
             self._doubt_copy(spool)
         journal.set_fact(_STORE_ID, self._store_id)
-        journal.set_fact(_URL, self._url)
+        journal.set_fact(FACT_URL, self._url)
         journal.set_fact(_PLACE, self._place)
 
     @property

@@ -15,12 +15,11 @@ from durastore.formats.stop import MAX_REASON, LiftRecord, Place, StopRecord
 from durastore.objectstore.probe.result import ProbeResult
 from durastore.observe.events import LOGGER
 from durastore.spool.spool import Spool
-from durastore.spool.stops import find_answer, lift_stop, stops_in_force, throw_stop
+from durastore.spool.stops import FACT_STOPPED, find_answer, lift_stop, stops_in_force, throw_stop
 from durastore.store.services import Services
 
 __all__ = ["StopSwitch"]
 
-_FACT = "reclaim_stopped"
 _AGAIN_S = 60.0
 
 
@@ -65,12 +64,12 @@ class StopSwitch:
         return True
 
     def _facts(self) -> list[str | None]:
-        return [spool.journal.get_fact(_FACT) for spool in self._spools]
+        return [spool.journal.get_fact(FACT_STOPPED) for spool in self._spools]
 
     def _forget_lifted(self, in_force: set[str]) -> None:
         for spool, text in zip(self._spools, self._facts(), strict=True):
             if text is not None and StopRecord.of_text(text).id not in in_force:
-                spool.journal.set_fact(_FACT, None)
+                spool.journal.set_fact(FACT_STOPPED, None)
 
     def _throw(self, reason: str) -> None:
         LOGGER.error("reclaiming is stopped, local files are kept: %s", reason)
@@ -81,7 +80,9 @@ class StopSwitch:
         self._last = (record, clock.monotonic())
         self._publish(record)
         for spool in self._spools:
-            spool.journal.set_fact(_FACT, record.render().decode())  # in place of an older one: this asks for more
+            spool.journal.set_fact(
+                FACT_STOPPED, record.render().decode()
+            )  # in place of an older one: this asks for more
 
     def _throw_again(self, reason: str) -> None:
         """Another wrong copy, in a session that is stopped: a probe that was begun before it must not lift this one

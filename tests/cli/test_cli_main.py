@@ -21,7 +21,13 @@ from durastore_cli.exits import EXIT_CODES
 from durastore_cli.main import COMMANDS, run
 
 ROOT = Path(__file__).parents[2]
-ALL_COMMANDS = [[], *([name] for name in COMMANDS), *(["manifest", each] for each in ("show", "compact", "rebuild"))]
+ALL_COMMANDS = [
+    [],
+    *([name] for name in COMMANDS),
+    *(["manifest", each] for each in ("show", "compact", "rebuild")),
+    ["quarantine", "list"],
+    ["quarantine", "release"],
+]
 
 
 def _child(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -76,6 +82,10 @@ def test_the_version_is_the_library_s(capsys: pytest.CaptureFixture[str]) -> Non
         (["stop"], "--local"),
         (["manifest", "show"], "--bucket"),
         (["ls"], "--bucket"),
+        (["status"], "--local"),
+        (["drain"], "--local"),
+        (["quarantine", "list"], "--local"),
+        (["quarantine", "release", "x", "--local", "y"], "--to"),
         (["verify"], "--bucket"),
         (["verify", "--sample", "101%", "--bucket", "b"], "not a share"),
         (["verify", "--sample", "nan", "--bucket", "b"], "not a share"),

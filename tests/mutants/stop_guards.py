@@ -15,9 +15,7 @@ _PROBING_TESTS = "tests/unit/test_store_probing.py"
 _STOPPING_TESTS = "tests/unit/test_store_stopping.py"
 _LIFE = "a lifecycle rule that expires our prefix blocks"
 _STOP = "one mismatch stops all reclaiming"
-_SIBLINGS = (
-    "        spools = [spool, *self._siblings(root)]  # before the pool, whose work needs their locks to its end\n"
-)
+_SIBLINGS = "        spools = claim()  # before the pool, whose work needs their locks to its end\n"
 _SERVICES = (
     "        services = self._services(objects, url.prefix, run=run, store_id=marker.store_id, transport=transport)\n"
 )

@@ -1,0 +1,156 @@
+"""`durastore status`: one call of `look_at_store`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from durastore.clock import SYSTEM_CLOCK, Stamp
+from durastore.config import resolve_options, resolve_place
+from durastore_cli.exits import EPILOG
+from durastore_cli.options import bucket_option, given, local_option, needed_place, remote_options
+from durastore_cli.remote import opened_remote
+from durastore_cli.render import print_json, print_lines
+
+if TYPE_CHECKING:
+    from durastore.spool.glance import RootGlance, SpoolGlance
+    from durastore.store.overview import ManifestTotals, StatusReport
+
+__all__ = ["command"]
+
+_SHOWN = 10
+
+
+@click.command(epilog=EPILOG)
+@local_option
+@bucket_option
+@remote_options
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+def command(*, local: str | None, bucket: str | None, as_json: bool, **remote: Any) -> int:
+    """Show what a spool root holds, also while an extractor works there; with --bucket the manifest's totals too.
+
+    Takes no lock and writes nothing.
+    """
+    from durastore.store.overview import look_at_store
+
+    place = resolve_place("bucket", bucket)
+    reserve_bytes = resolve_options(given(remote)).reserve_bytes
+    opener = partial(opened_remote, place, given(remote)) if place is not None else None
+    report = look_at_store(Path(needed_place("local", local)), bucket=opener)
+    facts = _facts(report, reserve_bytes=reserve_bytes)
+    if as_json:
+        print_json(facts)
+    else:
+        print_lines(_lines(facts))
+    if report.error is not None:
+        click.echo(f"durastore: the bucket: {report.error} [{report.error.code}]", err=True)
+    return report.exit_code
+
+
+def _facts(report: StatusReport, *, reserve_bytes: int) -> dict[str, Any]:
+    root = report.root
+    return {
+        "local": str(root.path),
+        "moved_to": root.moved_to,
+        "free_bytes": root.free_bytes,
+        "reserve_bytes": reserve_bytes,
+        "spools": [_spool_facts(spool) for spool in root.spools],
+        "stops": [
+            {"id": s.id, "thrown": _wall(s.thrown) if s.thrown else None, "reason": s.reason} for s in root.stops
+        ],
+        "probes": list(_probe_facts(root)),
+        "manifest": _totals(report.manifest) if report.manifest is not None else None,
+    }
+
+
+def _spool_facts(spool: SpoolGlance) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "spool": spool.name,
+        "held_by": list(spool.holders) if spool.holders is not None else None,
+        "problem": spool.problem,
+        "quarantined_files": spool.quarantined_files,
+        "quarantined_bytes": spool.quarantined_bytes,
+    }
+    journal = spool.journal
+    if journal is None:
+        return facts
+    oldest = journal.oldest_only_local_ns
+    age_s = max(0, SYSTEM_CLOCK.now_ns() - oldest) / 1e9 if oldest is not None else None
+    return {
+        **facts,
+        "bucket": journal.bucket_url,
+        "local_bytes": journal.local_bytes,
+        "packs": {
+            state.value: {"packs": t.packs, "samples": t.samples, "size_bytes": t.size_bytes}
+            for state, t in journal.states.items()
+        },
+        "only_local_samples": journal.only_local_samples,
+        "oldest_only_local_age_s": round(age_s, 1) if age_s is not None else None,
+        "troubles": [{"pack": name, "reason": reason} for name, reason in journal.troubles],
+    }
+
+
+def _probe_facts(root: RootGlance) -> Iterator[dict[str, Any]]:
+    for probe in root.probes:
+        yield {
+            "endpoint": probe.endpoint,
+            "bucket": probe.bucket,
+            "prefix": probe.prefix,
+            "taken": _wall(probe.taken),
+            "level": probe.level.name,
+            "blocking": list(probe.blocking),
+        }
+
+
+def _wall(stamp: str) -> str:
+    return datetime.fromtimestamp(Stamp.parse(stamp).wall_ns / 1e9, tz=UTC).isoformat(timespec="seconds")
+
+
+def _totals(manifest: ManifestTotals) -> dict[str, Any]:
+    return {
+        "snapshot": manifest.snapshot_id,
+        "segments": manifest.segments,
+        "samples": manifest.samples,
+        "sample_bytes": manifest.sample_bytes,
+        "objects": manifest.objects,
+        "duplicates": manifest.duplicates,
+    }
+
+
+def _lines(facts: dict[str, Any]) -> Iterator[str]:
+    yield f"root {facts['local']}: {facts['free_bytes']} bytes free (reserve {facts['reserve_bytes']})"
+    if facts["moved_to"] is not None:
+        yield f"moved to {facts['moved_to']}: this root is not used any more"
+    for spool in facts["spools"]:
+        yield from _spool_lines(spool)
+    for stop in facts["stops"]:
+        yield f"reclaiming is stopped since {stop['thrown']}: {stop['reason']} (`durastore probe --local` lifts it)"
+    for probe in facts["probes"]:
+        blocked = "".join(f"; nothing is reclaimed: {reason}" for reason in probe["blocking"])
+        where = f"{probe['endpoint']} {probe['bucket']}/{probe['prefix']}"
+        yield f"probe of {where} at {probe['taken']}: {probe['level']}{blocked}"
+    if facts["manifest"] is not None:
+        yield "manifest: " + ", ".join(f"{name} {value}" for name, value in facts["manifest"].items())
+
+
+def _spool_lines(spool: dict[str, Any]) -> Iterator[str]:
+    held = spool["held_by"]
+    who = "nobody can tell who holds it" if held is None else f"held by {', '.join(map(str, held))}" if held else "idle"
+    if "packs" not in spool:
+        yield f"{spool['spool']}: {who}: {spool['problem'] or 'no journal yet'}"
+    else:
+        states = ", ".join(f"{t['packs']} {state} ({t['size_bytes']} bytes)" for state, t in spool["packs"].items())
+        here = f"{spool['local_bytes']} bytes here for {spool['bucket']}"
+        yield f"{spool['spool']}: {who}: {here}: {states or 'no packs'}"
+        if spool["only_local_samples"]:
+            age = spool["oldest_only_local_age_s"]
+            yield f"  {spool['only_local_samples']} samples are only here so far, the oldest for {age} s"
+        for trouble in spool["troubles"][:_SHOWN]:
+            yield f"  {trouble['pack']}: {trouble['reason']}"
+    if spool["quarantined_files"]:
+        yield f"  quarantine: {spool['quarantined_files']} files, {spool['quarantined_bytes']} bytes"
