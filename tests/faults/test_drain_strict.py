@@ -1,0 +1,38 @@
+"""`durastore drain` at an endpoint that does not keep what it takes: nothing counts as proven, and nothing goes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import durastore
+from durastore.testing.strict_s3 import Lie, Rule, StrictS3
+from durastore_cli.main import run
+
+
+def test_what_cannot_be_proven_is_13_and_stays(
+    strict_s3: StrictS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in strict_s3.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("DURASTORE_PROBE", "never")
+    bucket, local = strict_s3.make_bucket(), tmp_path / "spool"
+    strict_s3.script(Rule(lie=Lie.FLIP_BYTE, key_part="/packs/"))
+    store = durastore.open(f"s3://{bucket}/p", local=local, endpoint_url=strict_s3.endpoint_url)
+    store.put("a", {"x": np.zeros(10_000)})
+    store.abandon()
+    (pack,) = local.glob("w-00/packs/*")
+    command = ["drain", "--local", str(local), "--endpoint-url", strict_s3.endpoint_url, "--timeout", "3", "--json"]
+    assert run(command) == 13
+    report = json.loads(capsys.readouterr().out)
+    (left,) = report["spools"][0]["left"]
+    assert (left["samples"], report["exit_code"]) == (1, 13)
+    assert left["why"]
+    assert pack.exists()
+    strict_s3.script()
+    assert run([*command[:-3], "--timeout", "60", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["spools"][0]["left"] == []
+    assert pack.exists()  # proven, and freed by the usual rules only
