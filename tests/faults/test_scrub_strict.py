@@ -63,7 +63,7 @@ def test_an_object_that_is_lost_is_12_by_sizes_alone(
 def test_rot_and_hollow_objects_are_12_by_reading(
     strict_s3: StrictS3, filled: str, lie: Lie, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # cases B05, B61 and B79: HEAD and LIST say that all is well
+    # case B05, case B61, case B79: HEAD and LIST say that all is well
     bad = packs(strict_s3, filled)[2]
     strict_s3.damage(filled, bad, lie=lie)
     assert verify(strict_s3, filled) == 0

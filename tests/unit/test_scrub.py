@@ -92,7 +92,7 @@ class Lacking:
 
 
 def test_a_key_that_the_listing_leaves_out_is_not_called_missing(bucket: Bucket) -> None:
-    # cases B18 and B141
+    # case B18, case B141
     keys = sorted(bucket.view().object_keys())
     report = look(bucket, store=Lacking(bucket.store, *keys, in_listing_only=True))
     assert (report.findings, report.unlisted, report.exit_code) == ((), 6, 0)
@@ -125,7 +125,7 @@ def test_a_size_that_is_not_told_is_not_a_wrong_one(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.ZERO_BLOCK, Fault.FLIP_BYTE])
 def test_bit_rot_is_found_by_reading_only(fault: Fault) -> None:
-    # cases B61 and B79
+    # case B61, case B79
     bucket = Bucket()
     bucket.mark()
     bucket.add_segment(bucket.add_tar([encode(f"s{n}", n, rows=200) for n in range(3)]))
