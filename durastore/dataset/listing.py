@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from durastore.errors import IntegrityError
 from durastore.formats.segment import VERBATIM_SCHEMA
+from durastore.manifest.fetching import SegmentPart
 from durastore.manifest.presence import check_present
 from durastore.manifest.snapshot import fetch_snapshot
 from durastore.manifest.view import RANKED, ResolvedView, fetch_view
@@ -90,13 +91,13 @@ def fetch_listing_of(store: ObjectStore, prefix: str, *, id_prefix: str = "", wi
     snapshot = fetch_snapshot(store, prefix)
     if not snapshot.segments:
         check_present(store, prefix)
-    columns = [*RANKED, *_SHOWN, *(["meta"] if with_meta else [])]
+    columns = (*RANKED, *_SHOWN, *(["meta"] if with_meta else []))
 
-    def keep(table: pa.Table) -> pa.Table:
-        kept = table.select(columns)
-        return kept.filter(pc.starts_with(kept.column("sample_id"), pattern=id_prefix)) if id_prefix else kept
+    def begin_so(table: pa.Table) -> pa.Table:
+        return table.filter(pc.starts_with(table.column("sample_id"), pattern=id_prefix))
 
-    return Listing(fetch_view(store, snapshot, keep=keep), has_meta=with_meta)
+    part = SegmentPart(columns=columns, rows=begin_so if id_prefix else None)
+    return Listing(fetch_view(store, snapshot, part=part), has_meta=with_meta)
 
 
 def _values(table: pa.Table, name: str) -> list[str]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from durastore.codec.decode import scan_sample
 from durastore.codec.encode import EncodedSample, SampleContext, encode_sample
@@ -28,6 +27,7 @@ from durastore.errors import (
     ObjectAbsent,
     SampleAbsent,
 )
+from durastore.manifest.fetching import SegmentPart
 from durastore.manifest.presence import check_present
 from durastore.manifest.snapshot import fetch_snapshot
 from durastore.manifest.view import ResolvedView, fetch_view
@@ -35,9 +35,6 @@ from durastore.model import Digest, ManifestRow, Run, SampleEntry, SampleId, par
 from durastore.objectstore.port import ObjectStore
 from durastore.read.remote import BatchRange, plan_batch
 from durastore.read.sample import Wanted, read_checked
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["FailedSample", "RestoreReport", "RestoreRequest", "load_ids", "restore_samples"]
 
@@ -115,7 +112,7 @@ def restore_samples(
     snapshot = fetch_snapshot(store, prefix)
     if not snapshot.segments:
         check_present(store, prefix)
-    view = fetch_view(store, snapshot, keep=_keeping(request.ids))
+    view = fetch_view(store, snapshot, part=_part_of(request.ids))
     tally = _Tally()
     rows = _rows_of(view, request, tally=tally)
     total = len(view) if request.ids is None else len(request.ids)
@@ -130,7 +127,7 @@ def restore_samples(
     return tally.report()
 
 
-def _keeping(ids: Sequence[str] | None) -> Callable[[pa.Table], pa.Table] | None:
+def _part_of(ids: Sequence[str] | None) -> SegmentPart | None:
     """Of few samples only their rows stay in memory."""
     if ids is None:
         return None
@@ -138,7 +135,7 @@ def _keeping(ids: Sequence[str] | None) -> Callable[[pa.Table], pa.Table] | None
     import pyarrow.compute as pc
 
     wanted = pa.array([text for text in ids if _is_text(text)], type=pa.string())
-    return lambda table: table.filter(pc.is_in(table.column("sample_id"), value_set=wanted))
+    return SegmentPart(rows=lambda table: table.filter(pc.is_in(table.column("sample_id"), value_set=wanted)))
 
 
 def _is_text(text: str) -> bool:

@@ -8,7 +8,7 @@ check, and never do I/O.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,7 @@ COLUMNS: dict[str, tuple[str, bool, bool]] = {
     "reason": ("string", True, True),
 }
 _DISTINCT = frozenset({"sample_id", "offset", "header_digest", "input_digest"})
+_REPEATED = frozenset({"key", "crc64nvme", "etag", "version_id", "writer", "schema", "provenance"})
 _KEY_FORMAT, _KEY_RUNS, _KEY_COVERS = b"durastore.format", b"durastore.runs", b"durastore.covers"
 
 
@@ -178,18 +179,22 @@ def _tombstone_record(tombstone: Tombstone) -> dict[str, Any]:
 # --- parsing -------------------------------------------------------------------------------------------------------
 
 
-def parse_segment_table(data: bytes) -> pa.Table:
+def parse_segment_table(data: bytes, *, columns: Sequence[str] | None = None) -> pa.Table:
     """The segment as an Arrow table with exactly `COLUMNS`; unknown columns are ignored.
 
-    Kinds, types and required values are checked; what a row's values mean is checked by `row_at`. Raises
-    `IntegrityError` on garbage and `FormatUnsupported` for a newer major.
+    With `columns` (`kind` among them) only these are read, and repeated texts come as dictionaries: of millions of rows
+    that is a fraction of the memory. Kinds, types and required values of what is read are checked; what a row's values
+    mean is checked by `row_at`. Raises `IntegrityError` on garbage and `FormatUnsupported` for a newer major.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         file = pq.ParquetFile(
-            pa.BufferReader(data), thrift_string_size_limit=len(data) + 1, thrift_container_size_limit=1_000_000
+            pa.BufferReader(data),
+            thrift_string_size_limit=len(data) + 1,
+            thrift_container_size_limit=1_000_000,
+            read_dictionary=[] if columns is None else [name for name in columns if name in _REPEATED],
         )
         _check_version(file.schema_arrow.metadata or {})
         if file.metadata.num_rows > min(MAX_SEGMENT_ROWS, _MAX_ROWS_A_BYTE * len(data)):
@@ -197,7 +202,8 @@ def parse_segment_table(data: bytes) -> pa.Table:
         missing = COLUMNS.keys() - set(file.schema_arrow.names)
         if missing:
             raise IntegrityError(f"the segment has no column {', '.join(sorted(missing))}")
-        table = file.read(columns=list(COLUMNS)).select(list(COLUMNS))
+        wanted = list(COLUMNS) if columns is None else list(columns)
+        table = file.read(columns=wanted).select(wanted)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, MemoryError, OverflowError) as exc:
         raise IntegrityError(f"not a manifest segment: {str(exc)[:200]}") from exc
@@ -220,15 +226,18 @@ def _check_table(table: pa.Table) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    for field in arrow_schema():
-        if not table.schema.field(field.name).type.equals(field.type):
-            raise IntegrityError(f"segment column {field.name} has type {table.schema.field(field.name).type}")
+    known_types = arrow_schema()
+    for found in table.schema:
+        kind = found.type.value_type if pa.types.is_dictionary(found.type) else found.type
+        if not kind.equals(known_types.field(found.name).type):
+            raise IntegrityError(f"segment column {found.name} has type {found.type}")
     kinds = table.column("kind")
     known = pc.is_in(kinds, value_set=pa.array(["row", "tombstone"]))
     if table.num_rows and (kinds.null_count or not pc.all(known).as_py()):
         raise IntegrityError("the segment has a row of unknown kind")
     rows = table.filter(pc.equal(kinds, pa.scalar("row")))
-    for name, (_, in_tombstones, may_be_null) in COLUMNS.items():
+    for name in table.column_names:
+        _, in_tombstones, may_be_null = COLUMNS[name]
         if not may_be_null and (table if in_tombstones else rows).column(name).null_count:
             raise IntegrityError(f"the segment has rows without {name}")
 

@@ -20,7 +20,7 @@ from durastore.manifest.snapshot import SegmentRef
 from durastore.model import Digest, ObjectKey
 from durastore.objectstore.port import ObjectReader
 
-__all__ = ["FetchedSegments", "SegmentTable", "UnreadableSegment", "fetch_segments", "fetch_table"]
+__all__ = ["FetchedSegments", "SegmentPart", "SegmentTable", "UnreadableSegment", "fetch_segments", "fetch_table"]
 
 _PLAIN_COLUMNS = frozenset({"sample_id", "kind"})
 
@@ -31,6 +31,14 @@ class SegmentTable:
 
     key: ObjectKey
     table: pa.Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentPart:
+    """What of a segment is wanted: these columns (None: all), and of its rows those that `rows` leaves (None: all)."""
+
+    columns: tuple[str, ...] | None = None
+    rows: Callable[[pa.Table], pa.Table] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +65,11 @@ def fetch_segments(
     *,
     refs: Sequence[SegmentRef],
     max_requests: int = 16,
-    keep: Callable[[pa.Table], pa.Table] | None = None,
+    part: SegmentPart | None = None,
 ) -> FetchedSegments:
     """Fetch and check the segments, largest first, with at most `max_requests` requests at a time. Safe to repeat.
 
-    `keep`: what of a checked table stays in memory (columns, rows), for callers that need only part of many rows.
+    `part`: what of each segment is read and kept, for callers that need little of many rows.
 
     A segment that another one covers is left out, even an unreadable one. Damage is returned, not raised; errors of
     the network and `FormatUnsupported` are raised.
@@ -75,10 +83,10 @@ def fetch_segments(
     def work() -> None:
         try:
             for ref in queue:
-                outcome = fetch_table(reader, prefix, key=ref.key)
+                outcome = fetch_table(reader, prefix, key=ref.key, part=part)
                 if isinstance(outcome, SegmentTable):
                     queue.cover(segment_covers(outcome.table))
-                    read.append(outcome if keep is None else SegmentTable(key=ref.key, table=keep(outcome.table)))
+                    read.append(outcome)
                 else:
                     unreadable.append(outcome)
         finally:
@@ -120,7 +128,9 @@ class _SegmentQueue:
             return next(ref for ref in self._left if ref.key not in self.covered)
 
 
-def fetch_table(reader: ObjectReader, prefix: str, *, key: ObjectKey) -> SegmentTable | UnreadableSegment:
+def fetch_table(
+    reader: ObjectReader, prefix: str, *, key: ObjectKey, part: SegmentPart | None = None
+) -> SegmentTable | UnreadableSegment:
     """One segment, checked against the digest in its key; one re-read where it does not match. Safe to repeat."""
     parts = parse_segment_key(prefix, key)
     if parts is None:
@@ -131,9 +141,10 @@ def fetch_table(reader: ObjectReader, prefix: str, *, key: ObjectKey) -> Segment
             data = reader.fetch(key)
             if Digest.of(data).short != parts.short_digest:
                 raise IntegrityError("its bytes do not match the digest in its name")
-            table = parse_segment_table(data)
+            table = parse_segment_table(data, columns=part.columns if part is not None else None)
             segment_covers(table)  # checked here, so that later calls cannot fail
-            return SegmentTable(key=key, table=_compact(table))
+            kept = part.rows(table) if part is not None and part.rows is not None else table
+            return SegmentTable(key=key, table=_compact(kept))
         except ObjectAbsent:
             return UnreadableSegment(key=key, reason="is listed but absent")
         except IntegrityError as exc:

@@ -7,7 +7,7 @@ anything about objects (it has not looked at them).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from durastore.errors import InvalidInput, ManifestIncomplete
 from durastore.formats.segment import arrow_schema, row_at, segment_runs, tombstone_at
-from durastore.manifest.fetching import FetchedSegments, SegmentTable, UnreadableSegment, fetch_segments
+from durastore.manifest.fetching import (
+    FetchedSegments,
+    SegmentPart,
+    SegmentTable,
+    UnreadableSegment,
+    fetch_segments,
+)
 from durastore.manifest.index import IdIndex
 from durastore.manifest.resolve import IdColumn, RowNumbers, digest_halves, id_digests, resolve_rows
 from durastore.manifest.snapshot import ManifestListing, Snapshot, segments_id
@@ -35,14 +41,14 @@ def fetch_view(
     snapshot: Snapshot,
     *,
     max_requests: int = 16,
-    keep: Callable[[pa.Table], pa.Table] | None = None,
+    part: SegmentPart | None = None,
 ) -> ResolvedView:
     """Fetch, check and resolve the segments of `snapshot`. Safe to repeat: the same snapshot gives the same view.
 
-    `keep`: as for `fetch_segments`; a view of part of the columns answers `batches` and `ids` only, and needs `RANKED`.
+    `part`: as for `fetch_segments`; a view of part of the columns answers `batches` and `ids` only, and needs `RANKED`.
     Raises `ManifestIncomplete` where a segment is absent or damaged and no other segment covers it.
     """
-    fetched = fetch_segments(reader, snapshot.prefix, refs=snapshot.segments, max_requests=max_requests, keep=keep)
+    fetched = fetch_segments(reader, snapshot.prefix, refs=snapshot.segments, max_requests=max_requests, part=part)
     if fetched.unreadable:
         first, count = fetched.unreadable[0], len(fetched.unreadable)
         raise ManifestIncomplete(
@@ -58,13 +64,13 @@ def fetch_partial_view(
     listing: ManifestListing,
     *,
     max_requests: int = 16,
-    keep: Callable[[pa.Table], pa.Table] | None = None,
+    part: SegmentPart | None = None,
 ) -> tuple[ResolvedView, tuple[UnreadableSegment, ...]]:
     """What a manifest with gaps or damage still says, and the segments that say nothing.
 
     For rebuilding and scrubs only: its rows are sound but not all there are, so it must never be served as a dataset.
     """
-    fetched = fetch_segments(reader, listing.prefix, refs=listing.segments, max_requests=max_requests, keep=keep)
+    fetched = fetch_segments(reader, listing.prefix, refs=listing.segments, max_requests=max_requests, part=part)
     return ResolvedView(segments_id(listing.segments), fetched), fetched.unreadable
 
 

@@ -29,6 +29,7 @@ from durastore.errors import (
     UnknownAnswer,
 )
 from durastore.formats.keys import marker_key
+from durastore.manifest.fetching import SegmentPart
 from durastore.manifest.marker_store import fetch_marker
 from durastore.manifest.presence import check_present
 from durastore.manifest.snapshot import ManifestListing, fetch_listing
@@ -122,7 +123,7 @@ def scrub(
         check_present(store, prefix)
     state = ScrubState.open(request.state, place=f"{store.url}/{prefix}", share=request.share)
     with closing(state):
-        view, damaged = fetch_partial_view(store, listing, keep=lambda table: table.select(list(HELD_COLUMNS)))
+        view, damaged = fetch_partial_view(store, listing, part=SegmentPart(columns=HELD_COLUMNS))
         held = HeldObjects(view, prefix)
         run = _Scrub(store, held, clock=clock)
         run.findings += _manifest_findings(store, listing, prefix=prefix)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from durastore.errors import DurastoreError
+from durastore.manifest.fetching import SegmentPart
 from durastore.manifest.presence import check_present
 from durastore.manifest.snapshot import fetch_snapshot
 from durastore.manifest.view import RANKED, fetch_view
@@ -69,8 +70,7 @@ def _fetch_totals(store: ObjectStore, prefix: str) -> ManifestTotals:
     snapshot = fetch_snapshot(store, prefix)
     if not snapshot.segments:
         check_present(store, prefix)
-    columns = [*RANKED, "length"]
-    view = fetch_view(store, snapshot, keep=lambda table: table.select(columns))
+    view = fetch_view(store, snapshot, part=SegmentPart(columns=(*RANKED, "length")))
     sample_bytes = sum(pc.sum(batch.column("length")).as_py() or 0 for batch in view.batches(["length"]))
     return ManifestTotals(
         snapshot_id=snapshot.id.hex,
