@@ -207,34 +207,35 @@ class _Scrub:
         is_right = seen == held.sizes
         self._listed = int(np.count_nonzero(is_right))
         suspects = [int(n) for n in np.flatnonzero(~is_right) if int(n) not in held.astray]
-        with ThreadPoolExecutor(max_workers=_LOOKS_AT_ONCE, thread_name_prefix="durastore-scrub") as pool:
-            for number, outcome in zip(suspects, pool.map(self._look_twice, suspects), strict=True):
-                if outcome is None:
-                    self._unlisted += bool(seen[number] == _NOT_SEEN)
-                    continue
-                if isinstance(outcome, Finding):
-                    self.findings.append(outcome)
-                    self._missing.add(number)
-                else:
-                    self._unverified.append(outcome)
-
-    def _look_twice(self, number: int) -> Finding | UnverifiedObject | None:
-        """One answer can be stale: an object is wrong only where a second connection says so too (case B141)."""
-        held = self._held.object_at(number)
-        outcome: Finding | UnverifiedObject | None = None
-        for look in range(2):
-            if look:
-                self._clock.sleep(_SECOND_LOOK_S)
-            with closing(self._store.fresh_reader()) as reader:
-                try:
-                    outcome = _size_finding(held, reader.head(held.key))
-                except ObjectAbsent as exc:
-                    outcome = _absence(held, is_hidden=bool(exc.facts.get("is_delete_marker")))
-                except _UNANSWERED as exc:
-                    outcome = UnverifiedObject(key=held.key, reason=exc.message)
+        outcomes = self._look_twice(suspects)
+        for number, outcome in zip(suspects, outcomes, strict=True):
             if outcome is None:
-                return None
-        return outcome
+                self._unlisted += bool(seen[number] == _NOT_SEEN)
+            elif isinstance(outcome, Finding):
+                self.findings.append(outcome)
+                self._missing.add(number)
+            else:
+                self._unverified.append(outcome)
+
+    def _look_twice(self, numbers: list[int]) -> list[Finding | UnverifiedObject | None]:
+        """One answer can be stale: an object is wrong only where a second connection says so too (case B141)."""
+        with ThreadPoolExecutor(max_workers=_LOOKS_AT_ONCE, thread_name_prefix="durastore-scrub") as pool:
+            found = dict(zip(numbers, pool.map(self._look, numbers), strict=True))
+            doubtful = [number for number in numbers if found[number] is not None]
+            if doubtful:
+                self._clock.sleep(_SECOND_LOOK_S)  # once for all of them: a bucket that was lost ends in good time
+                found.update(zip(doubtful, pool.map(self._look, doubtful), strict=True))
+        return [found[number] for number in numbers]
+
+    def _look(self, number: int) -> Finding | UnverifiedObject | None:
+        held = self._held.object_at(number)
+        with closing(self._store.fresh_reader()) as reader:
+            try:
+                return _size_finding(held, reader.head(held.key))
+            except ObjectAbsent as exc:
+                return _absence(held, is_hidden=bool(exc.facts.get("is_delete_marker")))
+            except _UNANSWERED as exc:
+                return UnverifiedObject(key=held.key, reason=exc.message)
 
     # --- bytes -----------------------------------------------------------------------------------------------------
 
