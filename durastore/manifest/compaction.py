@@ -28,7 +28,7 @@ from durastore.formats.segment import (
     segment_covers,
     segment_runs,
 )
-from durastore.manifest.fetching import FetchedSegments, SegmentTable, fetch_segments
+from durastore.manifest.fetching import FetchedSegments, SegmentPart, SegmentTable, fetch_segments
 from durastore.manifest.segments import publish_segment
 from durastore.manifest.snapshot import Snapshot, fetch_snapshot
 from durastore.manifest.view import ResolvedView
@@ -37,6 +37,7 @@ from durastore.objectstore.port import ObjectStore
 
 __all__ = ["CompactionPlan", "CompactionReport", "execute_compaction", "plan_compaction"]
 
+_EVERYTHING = SegmentPart(columns=tuple(COLUMNS))  # by name, so that repeated texts stay dictionaries
 _NAMED = ("sample_id", "key", "offset")
 _MAX_BYTES = 5_000_000_000  # what one PUT may carry
 
@@ -78,7 +79,7 @@ def plan_compaction(store: ObjectStore, prefix: str) -> CompactionPlan:
     Raises `ManifestIncomplete` where a segment is missing or damaged: what cannot be read must not be covered.
     """
     snapshot = fetch_snapshot(store, prefix)
-    fetched = fetch_segments(store, prefix, refs=snapshot.segments)
+    fetched = fetch_segments(store, prefix, refs=snapshot.segments, part=_EVERYTHING)
     if fetched.unreadable:
         first = fetched.unreadable[0]
         raise ManifestIncomplete(
@@ -174,7 +175,7 @@ def _check_same(before: ResolvedView, data: bytes, *, stones: pa.Table) -> None:
     if len(data) > _MAX_BYTES:
         raise InvalidInput(f"the compacted segment would have {len(data)} bytes, more than one request can carry")
     key = ObjectKey("manifest/compacted")
-    read = SegmentTable(key=key, table=parse_segment_table(data))
+    read = SegmentTable(key=key, table=parse_segment_table(data, columns=_EVERYTHING.columns))
     after = ResolvedView(Digest.of(data), FetchedSegments(read=(read,), covered=frozenset(), unreadable=()))
     columns = list(COLUMNS)
     pairs = zip(
