@@ -20,7 +20,7 @@ __all__ = ["DIGEST_METADATA", "PartPlan", "UploadJob", "UploadLimits", "UploadRe
 DIGEST_METADATA = "durastore-digest"
 """Metadata name that carries the digest of what was sent: another writing of the same bytes is known by it."""
 _MIB = 1 << 20
-_FEW_PARTS = 4
+_FEW_PARTS = 8
 _COUNTS = ("part_bytes", "least_part_bytes", "max_requests", "budget_bytes", "max_jobs", "max_queued", "io_threads")
 
 
@@ -81,7 +81,7 @@ class UploadLimits:
     part_bytes: int = 16 * _MIB
     """Of each part of a large file but the last; raised where 10,000 of them would not be enough."""
     least_part_bytes: int = 8 * _MIB
-    """A file that would get less than four parts gets smaller ones, down to this size, so that they go side by side."""
+    """A file that would get less than eight parts gets smaller ones, down to this size, so that they go side by side."""
     multipart_above: int = 16 * _MIB
     """Files larger than this go in parts."""
     max_requests: int = 32
@@ -138,13 +138,13 @@ class PartPlan:
 
 def plan_parts(size_bytes: int, *, part_bytes: int, least_part_bytes: int | None = None) -> PartPlan:
     """The plan with parts of `part_bytes`: raised to whole MiB where 10,000 parts would not be enough, and lowered, not
-    below `least_part_bytes` (None: never), where the file would get fewer than four. All in whole MiB.
+    below `least_part_bytes` (None: never), where the file would get fewer than eight. All in whole MiB.
     """
     if size_bytes < 1:
         raise InvalidInput("an empty file cannot be sent in parts")
     if least_part_bytes is not None:
-        quarter = -(-size_bytes // (_FEW_PARTS * _MIB)) * _MIB
-        part_bytes = min(part_bytes, max(quarter, least_part_bytes))
+        eighth = -(-size_bytes // (_FEW_PARTS * _MIB)) * _MIB
+        part_bytes = min(part_bytes, max(eighth, least_part_bytes))
     least = -(-size_bytes // MAX_PARTS)
     if least > part_bytes:
         part_bytes = -(-least // _MIB) * _MIB

@@ -34,7 +34,7 @@ def test_60_gib_at_5_mib_gets_larger_parts() -> None:
 
 @pytest.mark.parametrize(
     "size_mib, part_mib, count",
-    [(17, 8, 3), (32, 8, 4), (33, 9, 4), (48, 12, 4), (64, 16, 4), (65, 16, 5), (5 << 20, 525, 9987)],
+    [(17, 8, 3), (64, 8, 8), (65, 9, 8), (96, 12, 8), (128, 16, 8), (129, 16, 9), (5 << 20, 525, 9987)],
 )
 def test_part_size_follows_the_size_of_the_file(size_mib: int, part_mib: int, count: int) -> None:
     limits = UploadLimits()
