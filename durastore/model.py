@@ -20,6 +20,7 @@ import xxhash
 from durastore.errors import IntegrityError, InvalidInput, InvalidSampleId
 
 __all__ = [
+    "VERBATIM_SCHEMA",
     "Digest",
     "Evidence",
     "EvidenceLevel",
@@ -41,6 +42,8 @@ __all__ = [
 ]
 
 MAX_ID_BYTES = 512
+VERBATIM_SCHEMA = '"verbatim"'
+"""The schema of a row whose object is a file kept as it was (`docs/format/segment.md`)."""
 MAX_JSON_DEPTH = 64
 MAX_JSON_ITEMS = 1_000_000
 _JSON_MARKS = "[{,:"

@@ -38,6 +38,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "quarantine": ("durastore_cli.quarantine", "Show the files that were set aside, or move one out."),
         "status": ("durastore_cli.status", "Show what a spool root holds, also while it is in use."),
         "verify": ("durastore_cli.verify", "Look whether the bucket still holds what its manifest says."),
+        "reconcile": (
+            "durastore_cli.reconcile",
+            "Compare local files, records and the bucket; repair.",
+        ),
         "stop": ("durastore_cli.stop", "Ask the processes that work on a spool root to stop."),
     }
 )

@@ -78,6 +78,10 @@ class Folder:
     ) -> None:
         self.close()
 
+    def again(self) -> Folder:
+        """The same directory, held once more; to be closed by itself."""
+        return Folder(os.dup(self.fd), self.path)
+
     def child(self, name: str) -> Folder:
         """An existing subdirectory; a symbolic link there is refused (OSError ELOOP/ENOTDIR)."""
         fd = os.open(_single(name), _DIR_FLAGS | os.O_NOFOLLOW, dir_fd=self.fd)

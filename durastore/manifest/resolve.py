@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from durastore.manifest.index import DigestPairs
 
-__all__ = ["IdColumn", "ResolvedRows", "RowNumbers", "digest_halves", "id_digests", "resolve_rows"]
+__all__ = ["IdColumn", "ResolvedRows", "RowNumbers", "digest_halves", "id_digests", "live_mask", "resolve_rows"]
 
 RowNumbers: TypeAlias = NDArray[np.int64]
 """Rows of all segments, counted through in the order of the segments."""
@@ -40,7 +40,7 @@ class ResolvedRows:
 
 def resolve_rows(tables: Sequence[pa.Table]) -> ResolvedRows:
     """The live rows of `tables`: one winner an id, the rest as losers, identical rows (id, key, offset) once."""
-    live = np.flatnonzero(_live_mask(tables)).astype(np.int64)
+    live = np.flatnonzero(live_mask(tables)).astype(np.int64)
     chunks = [chunk for table in tables for chunk in table.column("sample_id").chunks]
     ids = pa.chunked_array(chunks, type=pa.string()).cast(pa.large_string()).combine_chunks().take(live)
     order = pc.sort_indices(ids).to_numpy().astype(np.int64)
@@ -60,8 +60,8 @@ def resolve_rows(tables: Sequence[pa.Table]) -> ResolvedRows:
     )
 
 
-def _live_mask(tables: Sequence[pa.Table]) -> NDArray[np.bool_]:
-    """Which rows are rows (not tombstones) and not tombstoned by any table."""
+def live_mask(tables: Sequence[pa.Table]) -> NDArray[np.bool_]:
+    """Which rows are rows (not tombstones) and not tombstoned by any table. Needs kind, sample_id, key and offset."""
     dead: set[tuple[str, str, int]] = set()
     masks = []
     for table in tables:

@@ -207,6 +207,14 @@ class ResolvedView:
             keys.update(_values(table.column("key").filter(mask).unique()))
         return frozenset(ObjectKey(key) for key in keys)
 
+    def live_columns(self, names: Sequence[str]) -> pa.Table:
+        """These columns of all live rows, duplicates included, as plain types. For work on millions of rows."""
+        empty = arrow_schema().empty_table().select(list(names))
+        parts = [empty, *(table.select(list(names)).filter(mask) for table, mask in self._masked(self._live()))]
+        return pa.concat_tables(
+            pa.table([_plain(part.column(name)) for name in names], names=list(names)) for part in parts
+        )
+
     def tombstones(self) -> tuple[Tombstone, ...]:
         """Every tombstone of the segments read, also those whose row no segment has (yet)."""
         found: set[Tombstone] = set()
@@ -245,6 +253,12 @@ class ResolvedView:
         chosen[numbers] = True
         for at, segment in enumerate(self._segments):
             yield segment.table, pa.array(chosen[int(self._starts[at]) : int(self._starts[at + 1])])
+
+
+def _plain(column: Any) -> Any:
+    """A column without dictionary, with texts as `large_string`."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    return column.cast(pa.large_string() if pa.types.is_string(kind) else kind)
 
 
 def _values(column: Any) -> list[Any]:

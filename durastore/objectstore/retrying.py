@@ -22,6 +22,7 @@ from durastore.errors import (
     UnknownAnswer,
 )
 from durastore.model import ObjectKey
+from durastore.objectstore.columns import ColumnLister, ColumnPage, column_page
 from durastore.objectstore.listing import Listing, pages_of
 from durastore.objectstore.port import (
     Body,
@@ -212,6 +213,19 @@ class RetryingStore:
         if not isinstance(source, Listing):
             return source  # an iterator of unknown make would look finished after an error, so it is not asked again
         return pages_of(_Pages(source, self._attempts), prefix=prefix, start_after=start_after)
+
+    def list_columns(self, prefix: str) -> Iterator[ColumnPage]:
+        """See `objectstore.columns`. Each page has a budget of its own, as in `list`."""
+        if not isinstance(self._store, ColumnLister):
+            yield from map(column_page, self.list(prefix))
+            return
+        source = self._store.list_columns(prefix)
+        while True:
+            try:
+                columns = _call(source.__next__, self._attempts())
+            except StopIteration:
+                return
+            yield columns
 
     def put(
         self, key: ObjectKey, body: Body, *, crc64nvme: str | None, metadata: Mapping[str, str], if_absent: bool = False

@@ -14,11 +14,12 @@ from typing import Any
 from durastore.errors import AmbiguousWrite, RequestRefused, UnknownAnswer
 from durastore.model import ObjectKey
 from durastore.objectstore.classify import classify
+from durastore.objectstore.columns import ColumnListing
 from durastore.objectstore.listing import Listing
 from durastore.objectstore.location import S3Options
 from durastore.objectstore.port import Body, ObjectReader, ObjectStat, OpenUpload, PartReply, WriteReply
 from durastore.objectstore.s3_client import Connector
-from durastore.objectstore.s3_list import open_listing
+from durastore.objectstore.s3_list import open_columns, open_listing
 from durastore.objectstore.s3_read import S3Reader, server_time_of
 
 __all__ = ["S3Store"]
@@ -79,6 +80,10 @@ class S3Store:
 
     def list(self, prefix: str, *, start_after: str | None = None) -> Listing:
         return open_listing(self._reader, self._bucket, prefix=prefix, start_after=start_after)
+
+    def list_columns(self, prefix: str) -> ColumnListing:
+        """See `objectstore.columns`."""
+        return open_columns(self._reader, self._bucket, prefix=prefix)
 
     def put(
         self, key: ObjectKey, body: Body, *, crc64nvme: str | None, metadata: Mapping[str, str], if_absent: bool = False

@@ -141,8 +141,8 @@ class Connector:
         client.meta.events.register("response-received.s3", refuse_blind_redirect)
         if options.bucket_owner is not None:
             client.meta.events.register("before-sign.s3", expecting_owner(options.bucket_owner))
-        # First, because a handler of botocore's own would parse the page once more.
         client.meta.events.register_first("before-parse.s3.ListObjectsV2", _keep_page)
+        _parse_pages_once(client.meta.events)
         return client
 
 
@@ -182,6 +182,24 @@ def refuse_blind_redirect(parsed_response: dict[str, Any] | None, event_name: st
     assert parsed_response is not None
     if parsed_response.get("Error", {}).get("Region") is None:
         raise ClientError(parsed_response, event_name.rpartition(".")[2])  # type: ignore[arg-type]  # as botocore does
+
+
+def _parse_pages_once(events: Any) -> None:
+    """botocore parses every answer with status 200 once more, to find an error in it. Of a page of a listing that is
+    half the cost, and `s3_list` refuses an answer that is no page anyway. Where there is no such handler, all stays.
+    """
+    from botocore import handlers
+
+    look_for_error = getattr(handlers, "_handle_200_error", None)
+    if look_for_error is None:
+        return
+
+    def look(operation_model: Any, **facts: Any) -> None:
+        if operation_model.name != "ListObjectsV2":
+            look_for_error(operation_model=operation_model, **facts)
+
+    events.unregister("before-parse.s3.*", look_for_error)
+    events.register_first("before-parse.s3.*", look)
 
 
 def _keep_page(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from durastore.codec.decode import decode_tensors
 from durastore.codec.header import SampleHeader, parse_header
 from durastore.codec.selection import ChunkRead, plan_rows
-from durastore.errors import IntegrityError
-from durastore.model import Digest, Sample, SampleEntry
+from durastore.errors import FormatUnsupported, IntegrityError
+from durastore.model import VERBATIM_SCHEMA, Digest, Sample, SampleEntry
 
 __all__ = ["ReadAt", "Wanted", "read_checked", "read_sample"]
 
@@ -45,6 +45,11 @@ def read_checked(read_at: ReadAt, entry: SampleEntry, *, wanted: Wanted, where: 
     Raises `IntegrityError` naming the sample and `where` on the second mismatch, `InvalidInput` for an unknown tensor
     or a row range that is none. Safe to repeat.
     """
+    if entry.schema == VERBATIM_SCHEMA:
+        raise FormatUnsupported(
+            f"{entry.sample_id.text!r} is a file that was kept as it is, not a sample of tensors",
+            hint="fetch its object: `durastore manifest show --sample` names the key",
+        )
     try:
         return read_sample(read_at, entry, wanted=wanted)
     except IntegrityError:

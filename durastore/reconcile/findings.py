@@ -5,12 +5,13 @@ Duty: the words of DESIGN section 1 as a type. A finding is data, never raised a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from durastore.model import ObjectKey
 
-__all__ = ["Finding", "FindingKind"]
+__all__ = ["Action", "Finding", "FindingKind", "FindingSet", "Side"]
 
 
 class FindingKind(Enum):
@@ -28,6 +29,62 @@ class FindingKind(Enum):
     """Something no durastore wrote."""
     IN_FLIGHT = "in-flight"
     """Still being written by someone."""
+    ONLY_LOCAL = "only-local"
+    """Here and not in the bucket."""
+    QUARANTINED = "quarantined"
+    """Put aside earlier, and still here."""
+    UNHASHED = "unhashed"
+    """Like what is recorded by name and size, and not compared by content."""
+    UNREADABLE = "unreadable"
+    """Could not be looked at: there is no plan for it."""
+
+
+class Side(Enum):
+    """Where a finding was made."""
+
+    LOCAL = "local"
+    JOURNAL = "journal"
+    MANIFEST = "manifest"
+    BUCKET = "bucket"
+
+
+class Action(Enum):
+    """What `--apply` does about a finding."""
+
+    NOTHING = "nothing: look at it yourself"
+    HASH = "hash it, and compare (so does --deep)"
+    UPLOAD = "upload it, read the copy back, list it in the manifest"
+    SEND_AGAIN = "look at the object in full, and send the local file again"
+    QUARANTINE = "move it to quarantine; what still matches of a pack is salvaged"
+    RECOVER = "read it back into the journal, or move it to quarantine"
+    SETTLE = "look at the object in full; LOST only where two looks find nothing"
+    REBUILD = "read the object in full and add its rows to the manifest"
+    BURY = "look again; where it is gone, take its rows out, so that the next extraction makes its samples again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingSet:
+    """All findings of one kind, on one side, with one meaning. Columns, because there may be millions."""
+
+    kind: FindingKind
+    side: Side
+    meaning: str
+    action: Action
+    names: Sequence[str]
+    """Paths or keys; a name that is no text is shown with escapes."""
+    sizes: Sequence[int] = ()
+    details: Sequence[str] = ()
+    """Empty, or one for each name."""
+    is_note: bool = False
+    """Told, and no reason for another exit code than 0."""
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(size for size in self.sizes if size > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from durastore.spool.journal_db import (
     is_rollback_due,
 )
 
-__all__ = ["OpenedJournal", "open_database", "reading_current", "set_aside"]
+__all__ = ["OpenedJournal", "newest_journal", "open_database", "reading_current", "set_aside"]
 
 _NAME = re.compile(r"journal-([1-9][0-9]{0,8})\.(sqlite|sqlite-wal|sqlite-shm|sqlite-journal|failed)")
 
@@ -113,6 +113,12 @@ def _prepared(database: JournalDatabase, fresh_facts: Mapping[str, str]) -> bool
 
 def _name(number: int) -> str:
     return f"journal-{number}.sqlite"
+
+
+def newest_journal(folder: Folder) -> str | None:
+    """The name of the journal that the next open would go on with; None where there is none."""
+    number = _highest(folder)
+    return _name(number) if number else None
 
 
 def _highest(folder: Folder) -> int:

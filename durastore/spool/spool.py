@@ -92,6 +92,14 @@ class Spool:
                 return spool
         raise SpoolLocked(f"no spool of {root.path} can be claimed")
 
+    @classmethod
+    def claim_first(cls, root: SpoolRoot, *, clock: Clock) -> Spool:
+        """The first spool of a root that has only this one; `SpoolLocked` where another process works in it."""
+        spool = _try_claim(root, 0, clock=clock)
+        if spool is None:
+            raise SpoolLocked(f"another process works in {root.path}", hint="wait for it, or stop it")
+        return spool
+
     @property
     def prefix(self) -> str:
         """The bucket prefix that the keys of this spool's packs begin with."""

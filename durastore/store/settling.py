@@ -95,19 +95,35 @@ class Settling:
         """A journal older than its spool's files (`is_older`), or than what its writers have in the bucket, was put
         back from a copy: trust no state.
         """
-        if is_older:
-            LOGGER.error("the journal of %s is older than its packs: every pack is proven anew", spool.path)
-            self._void(spool, "the journal was restored from an older copy")
-            spool.journal.set_fact(FACT_OLDER, None)
+        younger = self._younger_in_bucket(spool)
+        if not is_older and not younger:
             return
+        than = "its packs" if is_older else "the bucket"
+        LOGGER.error("the journal of %s is older than %s: every pack is proven anew", spool.path, than)
+        if is_older:
+            self._void(spool, "the journal was restored from an older copy")
+        else:
+            self._void(spool, "the journal was rolled back")
+        for writer, numbers in younger.items():
+            spool.journal.set_fact(_voided(writer), numbers)
+        spool.journal.set_fact(FACT_OLDER, None)
+
+    def _younger_in_bucket(self, spool: Spool) -> dict[WriterId, str]:
+        """Writers of this spool that have more in the bucket than the journal knows, and what.
+
+        Once every pack was voided for that, it says nothing new: a journal that was made again from its packs never
+        learns of its old writers' segments, and would void them at every opening.
+        """
+        found: dict[WriterId, str] = {}
         for writer, pack_seq, segment_seq in spool.journal.writers():
             if writer == spool.writer or not pack_seq + segment_seq:
                 continue
             packs, segments = self._last_in_bucket(writer)
-            if packs > pack_seq or segments > segment_seq:
-                LOGGER.error("the journal of %s is older than the bucket: every pack is proven anew", spool.path)
-                self._void(spool, "the journal was rolled back")
-                return
+            numbers = f"{packs} {segments}"
+            is_younger = packs > pack_seq or segments > segment_seq
+            if is_younger and spool.journal.get_fact(_voided(writer)) != numbers:
+                found[writer] = numbers
+        return found
 
     def _retry_conflicts(self, spool: Spool) -> None:
         """What was set aside because other bytes lay under its key is looked at once a session: else a later session
@@ -224,6 +240,10 @@ def _is_unburied(spool: Spool, record: PackRecord) -> bool:
     if record.key is None or not record.sample_count:
         return False
     return spool.journal.get_fact(_buried(record.pack_id)) != record.key.text
+
+
+def _voided(writer: WriterId) -> str:
+    return f"voided {writer}"
 
 
 def _buried(pack_id: int) -> str:

@@ -32,7 +32,9 @@ def guard_recorded(record: PackRecord) -> tuple[Digest, int]:
         raise NotVerified(f"pack {record.name} is {record.state.value}, not manifested")
     if record.digest is None or record.size_bytes is None or record.key is None or record.identity is None:
         raise NotVerified(f"pack {record.name} has no digest, size, key or identity on record")
-    if record.key.text.rpartition("/")[2].partition("-")[2].partition(".")[0] != record.digest.short:
+    is_file = f"/{record.key}".endswith(f"/files/{record.digest.short}/{record.name}")
+    carried = record.key.text.rpartition("/")[2].partition("-")[2].partition(".")[0]
+    if not is_file and carried != record.digest.short:
         raise NotVerified(f"pack {record.name}: its key does not carry its digest")
     return record.digest, record.size_bytes
 

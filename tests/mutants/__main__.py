@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.mutants.disk_guards import DISK
+from tests.mutants.foreign_guards import FOREIGN
 from tests.mutants.inventory_guards import INVENTORY
 from tests.mutants.mutant import Mutant
 from tests.mutants.proof_guards import PROOF
@@ -19,7 +20,7 @@ from tests.mutants.row_guards import ROWS
 from tests.mutants.stop_guards import STOP
 from tests.mutants.workbench import Outcome, Workbench
 
-MUTANTS = (*PROOF, *STOP, *DISK, *ROWS, *ROOM, *INVENTORY)
+MUTANTS = (*PROOF, *STOP, *DISK, *ROWS, *ROOM, *INVENTORY, *FOREIGN)
 _LIMIT_S = 120.0
 _ALL_LIMIT_S = 600.0
 

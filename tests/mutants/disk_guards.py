@@ -514,8 +514,8 @@ _NEVER_GUARDS = (
         name="rolled-back-journal-trusted",
         clause="a journal older than the bucket: back to SEALED",
         file="durastore/store/settling.py",
-        before='                self._void(spool, "the journal was rolled back")\n',
-        after="                pass\n",
+        before='            self._void(spool, "the journal was rolled back")\n',
+        after="            pass\n",
         tests=("tests/unit/test_store_settling.py",),
     ),
     Mutant(

@@ -1,0 +1,140 @@
+"""Whether a file of a known format can be whole: its length against what its own header or directory says.
+
+Duty: `find_damage` for one open file, with a few small reads. It finds what a full disk, a kill or a crash leaves
+(truncated, zeros in place of data), never a flipped bit. Must never call a file damaged because it could not be read:
+that is an OSError.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import zipfile
+from io import BufferedReader, FileIO
+from pathlib import PurePosixPath
+
+from durastore.errors import IntegrityError
+from durastore.model import parse_json
+
+__all__ = ["DATA_SUFFIXES", "find_damage", "is_data"]
+
+_PAGE_BYTES = 4096
+_NEAR_PAGE_BYTES = 64
+_MAX_HEADER_BYTES = 100 << 20
+_PICKLE = b"\x80"
+_ZIPS = frozenset({".pt", ".pth", ".npz"})
+DATA_SUFFIXES = frozenset({".safetensors", ".npy"}) | _ZIPS
+"""Formats whose wholeness can be told. Files of others are never sent and never moved."""
+
+
+def is_data(path: str) -> bool:
+    """Whether the file's format is one that can be looked into, by its suffix."""
+    return PurePosixPath(path).suffix in DATA_SUFFIXES
+
+
+def find_damage(fd: int, path: str) -> str | None:
+    """Why the open file cannot be what its suffix says, whole; None where nothing speaks against it.
+
+    OSError where it cannot be read. Reads header, directory and tail only. Safe to repeat.
+    """
+    size = os.fstat(fd).st_size
+    if size == 0:
+        return "has no bytes"
+    suffix = PurePosixPath(path).suffix
+    if suffix in _ZIPS and os.pread(fd, 1, 0) != _PICKLE:
+        return _zip_damage(fd, size)
+    if suffix in _ZIPS:
+        return _zero_tail(fd, size)  # what torch wrote before its zip format, which does not tell its length
+    fault = _safetensors_damage(fd, size) if suffix == ".safetensors" else _npy_damage(fd, size)
+    return fault or _zero_tail(fd, size)
+
+
+def _safetensors_damage(fd: int, size: int) -> str | None:
+    """8 + header + the end of the last tensor is the length of the file."""
+    lead = os.pread(fd, 8, 0)
+    header_bytes = int.from_bytes(lead, "little")
+    if len(lead) < 8 or not 2 <= header_bytes <= _MAX_HEADER_BYTES:
+        return "does not begin with the length of a safetensors header"
+    if 8 + header_bytes > size:
+        return f"ends inside its header ({size} of {8 + header_bytes} bytes)"
+    try:
+        header = parse_json(os.pread(fd, header_bytes, 8), what="safetensors header")
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        expected = 8 + header_bytes + max(ends, default=0)
+    except (IntegrityError, AttributeError, KeyError, TypeError, IndexError) as exc:
+        return f"has no readable safetensors header: {str(exc)[:120]}"
+    if type(expected) is not int:
+        return "has no readable safetensors header: an offset is no whole number"
+    return None if size == expected else f"has {size} bytes, its header says {expected}"
+
+
+def _npy_damage(fd: int, size: int) -> str | None:
+    """The header says type and shape, which say the length. (Pickled objects have none, and are taken as they are.)"""
+    lead = os.pread(fd, 12, 0)
+    if len(lead) < 12 or not lead.startswith(b"\x93NUMPY"):
+        return "does not begin as a .npy file"
+    start, length = (10, lead[8:10]) if lead[6] == 1 else (12, lead[8:12])
+    header_bytes = int.from_bytes(length, "little")
+    if start + header_bytes > size or header_bytes > _MAX_HEADER_BYTES:
+        return "ends inside its header"
+    try:
+        header = ast.literal_eval(os.pread(fd, header_bytes, start).decode("latin-1"))
+        descr, shape = header["descr"], header["shape"]
+        if not isinstance(descr, str) or descr.endswith("O"):
+            return None
+        expected = start + header_bytes + _item_bytes(descr) * _product(shape)
+    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as exc:
+        return f"has no readable .npy header: {str(exc)[:120]}"
+    return None if size == expected else f"has {size} bytes, its header says {expected}"
+
+
+def _item_bytes(descr: str) -> int:
+    digits = descr.lstrip("<>|=").partition("[")[0][1:]
+    return int(digits) * (4 if descr.lstrip("<>|=").startswith("U") else 1)
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    count = 1
+    for extent in shape:
+        if type(extent) is not int or extent < 0:
+            raise ValueError("a shape of no whole numbers")
+        count *= extent
+    return count
+
+
+def _zip_damage(fd: int, size: int) -> str | None:
+    """The directory of a zip archive is at its end and names every member's place: a file cut short has none."""
+    try:
+        with BufferedReader(FileIO(os.dup(fd), "rb")) as stream:
+            stream.seek(0)
+            with zipfile.ZipFile(stream) as archive:
+                members = archive.infolist()
+                start = archive.start_dir
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError) as exc:
+        return f"has no readable zip directory: {str(exc)[:120]}"
+    if not members:
+        return "is an archive without members"
+    for member in members:
+        if member.header_offset + member.compress_size > start:
+            return f"its member {member.filename[:80]!r} reaches beyond the data"
+        if os.pread(fd, 4, member.header_offset) != b"PK\x03\x04":
+            return f"its member {member.filename[:80]!r} is not where the directory says"
+    return None
+
+
+def _zero_tail(fd: int, size: int) -> str | None:
+    """Zeros from a page's edge to the end are pages that were never written. Zeros that begin anywhere else are taken
+    for data: tensors do end in zeros.
+    """
+    end = size
+    while end:
+        start = max(0, end - (1 << 20))
+        block = os.pread(fd, end - start, start).rstrip(b"\0")
+        if block:
+            end = start + len(block)
+            break
+        end = start
+    to_edge = -end % _PAGE_BYTES
+    if size - end - to_edge < _PAGE_BYTES or to_edge >= _NEAR_PAGE_BYTES:
+        return None
+    return f"holds nothing but zeros from byte {end} to its end at {size}"

@@ -1,0 +1,246 @@
+"""Sending files as they are: hashed, uploaded, read back in full, listed in a manifest segment that was read back.
+
+Order for each batch (INV-2, INV-5): hash -> upload -> read the object back -> one segment with the rows of all that
+were read back. A crash in between leaves objects without rows, which the next run reads and lists. Must never list a
+file whose object was not read back, and never send one that somebody is writing to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+
+from durastore.adopt.inspect import find_damage
+from durastore.adopt.verbatim import EMPTY_RUN, HashedFile, as_listed, as_pack, as_row
+from durastore.clock import Clock
+from durastore.errors import (
+    BucketMissing,
+    CredentialsRefused,
+    DurastoreError,
+    EndpointUnreachable,
+    InvalidInput,
+    NotVerified,
+    SpoolUnreadable,
+    StoreClosed,
+)
+from durastore.formats.segment import SegmentContent, render_segment
+from durastore.fsio.folder import Folder
+from durastore.fsio.identity import identify
+from durastore.fsio.lease import has_writer
+from durastore.fsio.paths import open_parent
+from durastore.manifest.segments import publish_segment
+from durastore.model import Digest, Evidence, ManifestRow, ObjectKey, SampleId
+from durastore.objectstore.port import ObjectReader, ObjectStore
+from durastore.spool.journal import Journal
+from durastore.spool.pack_bytes import hash_file
+from durastore.spool.records import PackRecord
+from durastore.spool.spool import Spool
+from durastore.upload.engine import Uploader
+from durastore.upload.job import UploadJob, UploadReply
+from durastore.verify.remote import read_back
+
+LAST_SEGMENT = "last_segment"
+"""The fact that names the newest segment this folder saw published."""
+
+__all__ = ["LAST_SEGMENT", "RowPublisher", "SendReport", "Sender", "hash_local", "open_local"]
+
+_BATCH_FILES = 2_000
+_THREADS = 6
+_LEAST_PART_BYTES = 5 << 20
+_STOPPING = (EndpointUnreachable, CredentialsRefused, BucketMissing, StoreClosed)
+"""What no other file would fare better with."""
+
+
+@dataclass(slots=True)
+class SendReport:
+    """What reached the manifest, and what did not and why."""
+
+    listed: list[PackRecord] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
+    """Path -> why it was not sent, or not proven."""
+    sent_bytes: int = 0
+
+    def paths(self) -> Iterator[str]:
+        return (pack.name for pack in self.listed)
+
+
+def open_local(folder: Folder, path: str) -> int:
+    """A new read-only descriptor of a file below the held folder; links are refused. OSError, `SpoolUnreadable`."""
+    parent, name = open_parent(folder, path)
+    with closing(parent):
+        return parent.open_read(name)
+
+
+def hash_local(folder: Folder, path: SampleId) -> HashedFile:
+    """The file as it is now. `NotVerified` where it is damaged, being written or changes; `SpoolUnreadable`."""
+    try:
+        fd = open_local(folder, path.text)
+    except OSError as exc:
+        raise SpoolUnreadable(f"{path}: {exc.strerror}", errno=exc.errno) from exc
+    try:
+        before = identify(fd)
+        if has_writer(fd):
+            raise NotVerified(f"{path} is open for writing")
+        damage = find_damage(fd, path.text)
+        if damage is not None:
+            raise NotVerified(f"{path} {damage}")
+        hasher = hash_file(fd)
+        if identify(fd) != before or hasher.size_bytes != before.size_bytes:
+            raise NotVerified(f"{path} changes while it is read")
+    except OSError as exc:
+        raise SpoolUnreadable(f"{path}: {exc.strerror}", errno=exc.errno) from exc
+    finally:
+        os.close(fd)
+    return HashedFile(path=path, identity=before, digest=hasher.digest(), crc64nvme=hasher.crc64nvme())
+
+
+class RowPublisher:
+    """Writes segments of the private spool's writer, numbered on. One at a time."""
+
+    def __init__(self, objects: ObjectStore, prefix: str, *, spool: Spool, check_bucket: Callable[[], None]) -> None:
+        self._objects = objects
+        self._prefix = prefix
+        self._journal = spool.journal
+        self._check_bucket = check_bucket
+        self.writer = spool.writer
+        self._next_seq = 1 + max(
+            (w.last_segment_seq for w in self._journal.writers() if w.writer == spool.writer), default=0
+        )
+
+    def publish(self, content: SegmentContent) -> ObjectKey:
+        """One segment, read back. After an error the number is used again, so that the sequence has no gap."""
+        data = render_segment(content)
+        self._journal.record_segment_started(self._next_seq, ())
+        key = publish_segment(self._objects, data, prefix=self._prefix, writer=self.writer, seq=self._next_seq)
+        self._next_seq += 1
+        self._journal.set_fact(LAST_SEGMENT, key.text)
+        self._check_bucket()  # what was proven before the bucket was made anew is not in it (case B164)
+        return key
+
+    def publish_rows(self, rows: Iterable[ManifestRow]) -> ObjectKey:
+        """Rows of files."""
+        return self.publish(SegmentContent(rows=tuple(rows), runs=(EMPTY_RUN,)))
+
+
+class Sender:
+    """Sends files of one held folder to one prefix."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        objects: ObjectStore,
+        *,
+        prefix: str,
+        uploader: Uploader,
+        clock: Clock,
+    ) -> None:
+        self._folder = folder
+        self._objects = objects
+        self._prefix = prefix
+        self._uploader = uploader
+        self._clock = clock
+
+    def send(self, paths: Iterable[SampleId], *, publisher: RowPublisher, journal: Journal) -> SendReport:
+        """Send, prove and list them all. A file that cannot be is in the report; an endpoint that is gone is raised,
+        after what was read back has been listed. Safe to repeat: equal bytes have one key (INV-4).
+        """
+        report = SendReport()
+        with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="durastore-send") as pool:
+            for batch in _batches(paths):
+                self._send_batch(batch, pool, publisher=publisher, journal=journal, report=report)
+        return report
+
+    def _send_batch(
+        self,
+        paths: list[SampleId],
+        pool: ThreadPoolExecutor,
+        *,
+        publisher: RowPublisher,
+        journal: Journal,
+        report: SendReport,
+    ) -> None:
+        stopping: list[DurastoreError] = []
+        with closing(self._objects.fresh_reader()) as reader:  # not the uploader's connections
+            work = partial(self._send_one, reader=reader, journal=journal, stopping=stopping)
+            futures: list[tuple[SampleId, Future[tuple[PackRecord, Evidence]]]] = [
+                (path, pool.submit(work, path)) for path in paths
+            ]
+            proven = []
+            for path, future in futures:
+                try:
+                    proven.append(future.result())
+                except (DurastoreError, OSError) as exc:
+                    report.kept[path.text] = str(exc)
+        if proven:
+            at, now_ns = self._clock.stamp(), self._clock.now_ns()
+            rows = [as_row(pack, seen, writer=publisher.writer, time_ns=now_ns) for pack, seen in proven]
+            segment = publisher.publish_rows(rows)
+            report.listed += [as_listed(pack, seen, segment=segment, seen_at=at) for pack, seen in proven]
+            report.sent_bytes += sum(pack.size_bytes or 0 for pack, _ in proven)
+        if stopping:
+            raise stopping[0]
+
+    def _send_one(
+        self, path: SampleId, *, reader: ObjectReader, journal: Journal, stopping: list[DurastoreError]
+    ) -> tuple[PackRecord, Evidence]:
+        if stopping:
+            raise StoreClosed(f"{path} was not tried: {stopping[0].message}")
+        try:
+            pack = as_pack(hash_local(self._folder, path), self._prefix)
+            self._give_up_stale(pack, journal)
+            self._upload(pack, journal).result()
+            if (pack.size_bytes or 0) > _LEAST_PART_BYTES:
+                journal.set_fact(_session_fact(pack), None)
+            return pack, read_back(reader, pack, clock=self._clock)
+        except _STOPPING as exc:
+            stopping.append(exc)
+            raise
+        except InvalidInput as exc:
+            raise NotVerified(f"{path}: {exc.message}") from exc
+
+    def _give_up_stale(self, pack: PackRecord, journal: Journal) -> None:
+        """An upload in parts that an ended process began: its parts cost money until it is aborted."""
+        text = journal.get_fact(_session_fact(pack)) if (pack.size_bytes or 0) > _LEAST_PART_BYTES else None
+        if text is not None:
+            assert pack.key is not None
+            self._objects.abort_upload(pack.key, text)
+            journal.set_fact(_session_fact(pack), None)
+
+    def _upload(self, pack: PackRecord, journal: Journal) -> Future[UploadReply]:
+        assert pack.key is not None
+        assert pack.digest is not None
+        return self._uploader.submit(
+            UploadJob(
+                open_source=partial(open_local, self._folder, pack.name),
+                key=pack.key,
+                size_bytes=pack.size_bytes or 0,
+                digest=pack.digest,
+                crc64nvme=pack.crc64nvme or "",
+                # the same at every attempt, of any process: the key names content and path
+                write_id=Digest.of(pack.key.text.encode()).hex,
+                session=None,
+                on_session=lambda session: journal.set_fact(
+                    _session_fact(pack), session.upload_id if session is not None else None
+                ),
+                on_part=lambda part: None,
+            )
+        )
+
+
+def _session_fact(pack: PackRecord) -> str:
+    return f"upload {pack.key}"
+
+
+def _batches(paths: Iterable[SampleId]) -> Iterator[list[SampleId]]:
+    batch: list[SampleId] = []
+    for path in paths:
+        batch.append(path)
+        if len(batch) >= _BATCH_FILES:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -1,0 +1,65 @@
+"""A read lease: the kernel's word that nobody has a file open for writing, for as long as it is held.
+
+Duty: take and check the lease of one open file (Linux). Must never take an answer that is missing for a yes: where
+leases do not exist, `NotLeased` is raised and the file stays.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+__all__ = ["NotLeased", "check_leased", "has_writer", "leased"]
+
+_SETLEASE = getattr(fcntl, "F_SETLEASE", None)
+_GETLEASE = getattr(fcntl, "F_GETLEASE", None)
+_SETSIG = 10  # F_SETSIG; the module fcntl does not name it
+_WRITER_ERRNO = 11  # EAGAIN
+
+
+class NotLeased(Exception):
+    """No lease: a writer has the file open, the file system knows no leases, or it is another user's file."""
+
+    def __init__(self, reason: str, *, is_writer: bool = False) -> None:
+        super().__init__(reason)
+        self.is_writer = is_writer
+
+
+@contextmanager
+def leased(fd: int) -> Iterator[None]:
+    """Hold a read lease on `fd` (opened for reading only). An open for writing waits, for the kernel's break time.
+
+    `NotLeased` where it cannot be had. Look with `check_leased` before what rests on it.
+    """
+    if _SETLEASE is None or _GETLEASE is None:
+        raise NotLeased("this system has no leases")
+    try:
+        # the kernel tells of a breaker by a signal; SIGIO, which it would send, ends a process that does not handle it
+        fcntl.fcntl(fd, _SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, _SETLEASE, fcntl.F_RDLCK)
+    except OSError as exc:
+        if exc.errno == _WRITER_ERRNO:
+            raise NotLeased("it is open for writing", is_writer=True) from exc
+        raise NotLeased(f"no lease: {exc.strerror}") from exc
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # broken by the kernel meanwhile
+            fcntl.fcntl(fd, _SETLEASE, fcntl.F_UNLCK)
+
+
+def check_leased(fd: int) -> None:
+    """`NotLeased` unless the lease still stands: somebody may be waiting to write by now."""
+    if _GETLEASE is None or fcntl.fcntl(fd, _GETLEASE) != fcntl.F_RDLCK:
+        raise NotLeased("somebody wants to write to it", is_writer=True)
+
+
+def has_writer(fd: int) -> bool:
+    """True if the kernel says that somebody has the file open for writing; False also where it does not tell."""
+    try:
+        with leased(fd):
+            return False
+    except NotLeased as exc:
+        return exc.is_writer

@@ -1,0 +1,136 @@
+"""A listing as columns: keys and sizes only, a page at a time, for inventories of millions of objects.
+
+Duty: the same checks as `listing` makes of each object, made of a page at once. Must never be laxer than `Listing`: a
+page that is out of order, foreign to the prefix or the same as before is an incomplete inventory (INV-6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from durastore.errors import DurastoreError, EndpointUnreachable, InventoryIncomplete, UnknownAnswer
+from durastore.objectstore.listing import listed_key
+from durastore.objectstore.port import ListPage, ObjectLister
+
+__all__ = ["UNKNOWN_SIZE", "ColumnLister", "ColumnListing", "ColumnPage", "column_page", "list_columns"]
+
+UNKNOWN_SIZE = -1
+_MAX_EMPTY_PAGES = 100
+_LONG_KEY_CHARS = 256  # 1024 bytes of UTF-8 are at least that many characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnPage:
+    """One page: equally many keys and sizes. `UNKNOWN_SIZE` where none was told. `next_token` None: the end."""
+
+    keys: list[str]
+    sizes: list[int]
+    next_token: str | None = None
+
+
+@runtime_checkable
+class ColumnLister(Protocol):
+    """An adapter with a quicker way of its own."""
+
+    def list_columns(self, prefix: str) -> Iterator[ColumnPage]:
+        """As the function below. After a network error the same page may be asked for again."""
+        ...
+
+
+def list_columns(lister: ObjectLister, prefix: str) -> Iterator[ColumnPage]:
+    """Keys and sizes of all objects below `prefix`, checked as `ObjectLister.list` checks them, and raising the same.
+
+    Where an adapter has a quicker way of its own (`list_columns`), by that.
+    """
+    if isinstance(lister, ColumnLister):
+        return lister.list_columns(prefix)
+    return (column_page(page) for page in lister.list(prefix))
+
+
+def column_page(page: ListPage) -> ColumnPage:
+    """An ordinary page as columns."""
+    sizes = [UNKNOWN_SIZE if stat.size_bytes is None else stat.size_bytes for stat in page]
+    return ColumnPage(keys=[stat.key.text for stat in page], sizes=sizes)
+
+
+class ColumnListing(Iterator[ColumnPage]):
+    """Pages in one ascending order (bytes, or a directory walk's), as `Listing` demands it.
+
+    After an `EndpointUnreachable` or `UnknownAnswer` the same page may be asked for again; any other error is final.
+    """
+
+    def __init__(self, fetch_page: Callable[[str | None], ColumnPage], *, prefix: str) -> None:
+        self._fetch_page = fetch_page
+        self._prefix = prefix
+        self._token: str | None = None
+        self._is_done = False
+        self._failure: DurastoreError | None = None
+        self._last: str | None = None
+        self._is_byte_order = True
+        self._is_walk_order = True
+
+    def __iter__(self) -> ColumnListing:
+        return self
+
+    def __next__(self) -> ColumnPage:
+        if self._failure is not None:
+            raise self._failure  # never StopIteration: a failed listing must not look like a finished one
+        try:
+            return self._next_page()
+        except (EndpointUnreachable, UnknownAnswer):
+            raise
+        except DurastoreError as exc:
+            self._failure = exc
+            raise
+
+    def _next_page(self) -> ColumnPage:
+        for _ in range(_MAX_EMPTY_PAGES):
+            if self._is_done:
+                raise StopIteration
+            page = self._fetch_page(self._token)
+            if page.next_token is not None and page.next_token == self._token:
+                raise InventoryIncomplete(f"listing {self._prefix!r}: the store gave the same page marker twice")
+            self._check(page.keys)
+            page = _objects_only(page)
+            self._token = page.next_token
+            self._is_done = page.next_token is None
+            if page.keys:
+                return page
+        raise InventoryIncomplete(f"listing {self._prefix!r}: {_MAX_EMPTY_PAGES} pages in a row were empty")
+
+    def _check(self, keys: list[str]) -> None:
+        if not keys:
+            return
+        if not all(key.startswith(self._prefix) for key in keys):
+            raise InventoryIncomplete(f"listing {self._prefix!r}: the store answered with keys outside of it")
+        row = keys if self._last is None else [self._last, *keys]
+        # code point order is the byte order of UTF-8; sorting what is sorted costs one comparison a key
+        self._is_byte_order = self._is_byte_order and _is_ascending(row)
+        # with NUL for the slash, the order of whole keys is that of their segments
+        self._is_walk_order = self._is_walk_order and _is_ascending([key.replace("/", "\0") for key in row])
+        if not (self._is_byte_order or self._is_walk_order):
+            raise InventoryIncomplete(
+                f"listing {self._prefix!r}: the keys from {keys[0]!r} on are not in one ascending order",
+                hint="the endpoint repeats or reorders pages (old Ceph does); its listing cannot be used",
+            )
+        self._last = keys[-1]
+
+
+def _is_ascending(row: list[str]) -> bool:
+    return sorted(row) == row and len(set(row)) == len(row)
+
+
+def _objects_only(page: ColumnPage) -> ColumnPage:
+    """The page without folder markers; `InventoryIncomplete` for a key that durastore cannot address."""
+    text = "/" + "/\n/".join(page.keys) + "/"
+    is_plain = not any(mark in text for mark in ("//", "/./", "/../", "\0"))
+    if is_plain and max(map(len, page.keys), default=0) < _LONG_KEY_CHARS:
+        return page
+    checked = [
+        (key, size)
+        for key, size in zip(page.keys, page.sizes, strict=True)
+        if listed_key(key, size_bytes=size) is not None
+    ]
+    return ColumnPage(keys=[key for key, _ in checked], sizes=[size for _, size in checked], next_token=page.next_token)

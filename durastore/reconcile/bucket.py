@@ -1,0 +1,188 @@
+"""What the bucket lists and what its manifest says, as columns.
+
+Duty: of each listing and of the manifest only what an inventory compares, so that millions of rows fit into memory.
+Must never hand out a part of a listing (INV-6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from durastore.manifest.fetching import SegmentPart, fetch_segments
+from durastore.manifest.resolve import live_mask
+from durastore.manifest.snapshot import ManifestListing, SegmentGap, fetch_listing
+from durastore.manifest.view import ResolvedView, fetch_partial_view
+from durastore.model import ObjectKey
+from durastore.objectstore.columns import list_columns
+from durastore.objectstore.port import ObjectLister, ObjectReader, ObjectStore
+from durastore.reconcile.columns import KeyTable, Mask, Rows, TextBuilder, chosen, hashes_of
+from durastore.reconcile.local import Texts, texts
+
+__all__ = ["FileRows", "ManifestFacts", "load_keys", "load_manifest"]
+
+_compute: Any = pyarrow.compute
+_COLUMNS = ("kind", "sample_id", "key", "offset", "object_size", "object_digest")
+_AT_ONCE = 2  # a segment of 50,000 rows takes some 30 MB while it is parsed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRows:
+    """The live rows of files: paths (as they are ids, not distinct), keys, sizes, digests, and which segment."""
+
+    paths: Texts
+    keys: Texts
+    sizes: Rows
+    digests: Texts
+    segments: Rows
+    """Position among the manifest's segments that were read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestFacts:
+    """The manifest as it is, gaps and damage included."""
+
+    listing: ManifestListing
+    row_count: int
+    """Live rows, duplicates included."""
+    objects: KeyTable
+    """Objects that live rows name, each once."""
+    dead: Texts
+    """Keys that a row taken out or a tombstone names; live rows may name them too."""
+    files: FileRows
+    read: tuple[ObjectKey, ...]
+    """The segments that were read."""
+    unreadable: tuple[ObjectKey, ...]
+    segments: KeyTable
+
+    @property
+    def gaps(self) -> tuple[SegmentGap, ...]:
+        return self.listing.gaps
+
+    @property
+    def is_whole(self) -> bool:
+        return not (self.gaps or self.unreadable)
+
+    def fetch_view(self, reader: ObjectReader) -> ResolvedView:
+        """The whole of the segments that were listed, for the few that need rows in full. Network errors pass."""
+        return fetch_partial_view(reader, self.listing)[0]
+
+
+def load_keys(store: ObjectLister, prefix: str) -> KeyTable:
+    """Everything listed below `prefix`, or the error of the listing. Safe to repeat."""
+    keys = TextBuilder()
+    sizes = [np.empty(0, dtype=np.int64)]
+    for page in list_columns(store, prefix):
+        keys.add([key.encode() for key in page.keys])
+        sizes.append(np.array(page.sizes, dtype=np.int64))
+    return KeyTable(keys=keys.finish(), sizes=np.concatenate(sizes))
+
+
+def load_manifest(store: ObjectStore, prefix: str, *, files_below: str) -> ManifestFacts:
+    """List and fetch the manifest; gaps and damaged segments are in the result. Network errors pass.
+
+    `files_below`: the prefix of the keys of files.
+    """
+    listing = fetch_listing(store, prefix)
+    part = SegmentPart(columns=_COLUMNS)
+    fetched = fetch_segments(store, prefix, refs=listing.segments, max_requests=_AT_ONCE, part=part)
+    tables = [segment.table for segment in fetched.read]
+    masks = _split(live_mask(tables), tables)
+    read = tuple(segment.key for segment in fetched.read)
+    unreadable = tuple(segment.key for segment in fetched.unreadable)
+    dead, files = _dead(tables, masks), _files(tables, masks, below=files_below)
+    del fetched
+    pa.default_memory_pool().release_unused()
+    return ManifestFacts(
+        listing=listing,
+        row_count=sum(int(mask.sum()) for mask in masks),
+        objects=_objects(tables, masks),
+        dead=dead,
+        files=files,
+        read=read,
+        unreadable=unreadable,
+        segments=KeyTable(
+            keys=texts([ref.key.text for ref in listing.segments]),
+            sizes=np.array([-1 if ref.size_bytes is None else ref.size_bytes for ref in listing.segments], np.int64),
+        ),
+    )
+
+
+def _starting_with(column: Any, lead: str) -> Mask:
+    """Of a dictionary-encoded column: the few distinct values are looked at, not each row's."""
+    encoded = column.combine_chunks()
+    is_value = _compute.starts_with(encoded.dictionary, pattern=lead).to_numpy(zero_copy_only=False).astype(np.bool_)
+    mask: Mask = is_value[encoded.indices.to_numpy(zero_copy_only=False)] if len(is_value) else np.zeros(0, np.bool_)
+    return mask
+
+
+def _split(mask: Mask, tables: Sequence[pa.Table]) -> list[Mask]:
+    if not tables:
+        return []
+    ends: Rows = np.cumsum([table.num_rows for table in tables])[:-1]
+    return list(np.split(mask, ends))
+
+
+def _objects(tables: list[pa.Table], masks: Sequence[Mask]) -> KeyTable:
+    """Each object that live rows name once; within a segment by its dictionary, then over all. Empties `tables`: of a
+    million rows that are packs of one, each copy of the keys that is not made counts.
+    """
+    keys = TextBuilder()
+    sizes = [np.empty(0, dtype=np.int64)]
+    for mask in masks:
+        table = tables.pop(0)
+        rows = np.flatnonzero(mask)
+        encoded: Any = table.column("key").combine_chunks()
+        codes, first = np.unique(encoded.indices.to_numpy(zero_copy_only=False)[rows], return_index=True)
+        distinct = encoded.dictionary
+        if len(codes) < len(distinct):
+            distinct = distinct.take(pa.array(codes))
+        keys.add(distinct.cast(pa.large_binary()).to_pylist())
+        sizes.append(table.column("object_size").to_numpy()[rows[first]].astype(np.int64))
+    joined, all_sizes = keys.finish(), np.concatenate(sizes)
+    hashes = hashes_of(joined)
+    if len(np.unique(hashes)) == len(hashes):
+        return KeyTable(keys=joined, sizes=all_sizes)
+    codes = joined.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    first = np.unique(codes, return_index=True)[1].astype(np.int64)
+    return KeyTable(keys=chosen(joined, first), sizes=all_sizes[first])
+
+
+def _dead(tables: Sequence[pa.Table], masks: Sequence[Mask]) -> Texts:
+    keys: list[Texts] = [texts([])]
+    for table, mask in zip(tables, masks, strict=True):
+        if not mask.all():
+            column: Any = table.column("key").filter(pa.array(~mask))
+            keys.append(_compute.unique(column.combine_chunks().dictionary_decode().cast(pa.large_string())))
+    found: Texts = _compute.unique(pa.concat_arrays(keys))
+    return found
+
+
+def _files(tables: Sequence[pa.Table], masks: Sequence[Mask], *, below: str) -> FileRows:
+    paths: list[Texts] = [texts([])]
+    keys: list[Texts] = [texts([])]
+    digests: list[Any] = [pa.array([], pa.binary(16))]
+    sizes = [np.empty(0, dtype=np.int64)]
+    segments = [np.empty(0, dtype=np.int64)]
+    for number, (table, mask) in enumerate(zip(tables, masks, strict=True)):
+        is_file = _starting_with(table.column("key"), below)
+        live: Any = table.filter(pa.array(mask & is_file)).combine_chunks()
+        if not live.num_rows:
+            continue
+        paths.append(live.column("sample_id").combine_chunks().cast(pa.large_string()))
+        keys.append(live.column("key").combine_chunks().dictionary_decode().cast(pa.large_string()))
+        digests.append(live.column("object_digest").combine_chunks())
+        sizes.append(live.column("object_size").to_numpy().astype(np.int64))
+        segments.append(np.full(live.num_rows, number, dtype=np.int64))
+    return FileRows(
+        paths=pa.concat_arrays(paths),
+        keys=pa.concat_arrays(keys),
+        sizes=np.concatenate(sizes),
+        digests=pa.concat_arrays(digests),
+        segments=np.concatenate(segments),
+    )

@@ -1,0 +1,212 @@
+"""Carrying out a folder's plan, in the order of `docs/operations/reconcile.md`.
+
+Duty: each step checks again what it rests on, and leaves a state from which the same command goes on. Must never
+unlink: `reclaim.foreign` does, one proven file after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+
+from durastore.adopt.ledger import HashedEntry, save_ledger
+from durastore.adopt.place import FolderPlace, put_aside
+from durastore.adopt.sending import RowPublisher, Sender, hash_local
+from durastore.adopt.stopping import heed_stops
+from durastore.adopt.verbatim import as_listed, as_pack
+from durastore.clock import least_age_s
+from durastore.errors import DiskFailed, IntegrityError, NotVerified, ObjectAbsent, SpoolUnreadable
+from durastore.manifest.marker_store import ensure_marker
+from durastore.model import Digest, SampleId
+from durastore.objectstore.port import ObjectReader
+from durastore.observe.events import LOGGER
+from durastore.reclaim.foreign import ForeignReclaimer, restore_moved
+from durastore.reconcile.applied import Applied
+from durastore.reconcile.columns import NONE, positions
+from durastore.reconcile.folder import FolderPlan
+from durastore.reconcile.folder_look import STORE_ID
+from durastore.reconcile.hashing import look_into
+from durastore.reconcile.local import texts
+from durastore.reconcile.remote import RemoteLook
+from durastore.reconcile.repair import bury_gone, list_orphan_files, rebuild_packs
+from durastore.reconcile.session import Session
+from durastore.spool.records import PackRecord
+from durastore.verify.remote import read_back
+from durastore.verify.verifier import Verifier
+
+__all__ = ["execute_folder", "take_back"]
+
+_THREADS = 6
+
+
+def execute_folder(session: Session, place: FolderPlace, *, plan: FolderPlan, remote: RemoteLook) -> Applied:
+    """Do it all, once. `NotVerified`, `RootMismatch` and network errors end it where it is; repeat it then."""
+    applied = Applied()
+    marker = ensure_marker(session.objects, session.prefix, run=None, clock=session.clock)
+    place.spool.journal.set_fact(STORE_ID, marker.store_id)
+    verifier = session.verifier(marker.store_id)
+    publisher = RowPublisher(session.objects, session.prefix, spool=place.spool, check_bucket=verifier.check_bucket)
+    _set_aside(place, plan, applied=applied)
+    sent = _send(session, place, plan=plan, publisher=publisher, applied=applied)
+    save_ledger(place.root.folder, [*plan.hashed, *_entries(sent)], writer=place.spool.writer)
+    _repair(session, _without(plan, sent), remote=remote, publisher=publisher, applied=applied)
+    if session.request.is_reclaiming:
+        session.refuse_same_fate()
+        listed = [*sent, *_look_at_listed(session, place, plan=plan, remote=remote, applied=applied)]
+        _reclaim(session, place, listed=listed, verifier=verifier, applied=applied)
+    return applied
+
+
+def take_back(place: FolderPlace) -> list[str]:
+    """Step 1: what an interrupted run had moved. Before anything is looked at."""
+    moved = restore_moved(place.foreign())
+    for path in moved:
+        LOGGER.warning("%s was moved for reclaiming by a run that ended, and is back", path)
+    return moved
+
+
+def _entries(sent: Sequence[PackRecord]) -> list[HashedEntry]:
+    return [
+        HashedEntry(path=pack.name, identity=pack.identity, digest=pack.digest)
+        for pack in sent
+        if pack.identity is not None and pack.digest is not None
+    ]
+
+
+def _set_aside(place: FolderPlace, plan: FolderPlan, *, applied: Applied) -> None:
+    for path, why in plan.quarantine.items():
+        place.check()
+        if next(look_into(place.folder, [path])).damage is None:
+            applied.failed[path] = "is another file than was looked at"  # the plan is old: decide on what is there now
+            continue
+        try:
+            applied.quarantined[path] = put_aside(place, path)
+        except (OSError, DiskFailed) as exc:
+            applied.failed[path] = f"could not be moved to quarantine: {exc}"
+        else:
+            LOGGER.warning("%s %s: moved to quarantine", path, why)
+
+
+def _send(
+    session: Session, place: FolderPlace, *, plan: FolderPlan, publisher: RowPublisher, applied: Applied
+) -> list[PackRecord]:
+    sender = Sender(
+        place.folder, session.objects, prefix=session.prefix, uploader=session.uploader, clock=session.clock
+    )
+    report = sender.send(map(SampleId, plan.uploads), publisher=publisher, journal=place.spool.journal)
+    applied.uploaded += len(report.listed)
+    applied.uploaded_bytes += report.sent_bytes
+    applied.failed |= report.kept
+    return report.listed
+
+
+def _without(plan: FolderPlan, sent: Sequence[PackRecord]) -> FolderPlan:
+    """Orphans that were sent and listed just now are none any more."""
+    if plan.orphan_files is None or not sent:
+        return plan
+    keys = texts([str(pack.key) for pack in sent])
+    return replace(plan, orphan_files=plan.orphan_files.take(positions(plan.orphan_files.keys, keys) == NONE))
+
+
+def _repair(
+    session: Session, plan: FolderPlan, *, remote: RemoteLook, publisher: RowPublisher, applied: Applied
+) -> None:
+    if plan.orphan_packs is not None and (len(plan.orphan_packs) or not remote.manifest.is_whole):
+        report = rebuild_packs(
+            session.objects,
+            session.prefix,
+            manifest=remote.manifest,
+            orphans=plan.orphan_packs,
+            clock=session.clock,
+        )
+        applied.rows_rebuilt += report.rows_published
+        applied.failed |= {finding.key.text: finding.detail for finding in report.findings}
+    if plan.orphan_files is not None and len(plan.orphan_files):
+        repair = list_orphan_files(
+            session.objects,
+            session.prefix,
+            orphans=plan.orphan_files,
+            publisher=publisher,
+            clock=session.clock,
+        )
+        applied.rows_rebuilt += repair.listed
+        applied.failed |= repair.kept
+    stones = bury_gone(
+        session.objects,
+        plan.bury,
+        manifest=remote.manifest,
+        publish=publisher.publish,
+        clock=session.clock,
+    )
+    applied.rows_buried += len(stones)
+
+
+# --- reclaim -----------------------------------------------------------------------------------------------------
+
+
+def _look_at_listed(
+    session: Session, place: FolderPlace, *, plan: FolderPlan, remote: RemoteLook, applied: Applied
+) -> list[PackRecord]:
+    """Files that rows named before this run: hashed now, their objects read back in full now. The rest of the proof
+    comes `settle_s` later. What was known of them before counts for nothing.
+    """
+    found: list[PackRecord] = []
+    with closing(session.objects.fresh_reader()) as reader, ThreadPoolExecutor(_THREADS, "durastore-look") as pool:
+        look = partial(_look_at_one, session=session, place=place, remote=remote, reader=reader)
+        for (path, _), seen in zip(plan.reclaim, pool.map(look, plan.reclaim), strict=True):
+            if isinstance(seen, PackRecord):
+                found.append(seen)
+            else:
+                applied.unproven[path] = seen
+    return found
+
+
+def _look_at_one(
+    listed: tuple[str, int], *, session: Session, place: FolderPlace, remote: RemoteLook, reader: ObjectReader
+) -> PackRecord | str:
+    """The file as a listed pack, or why its copy is not proven."""
+    path, row = listed
+    files = remote.manifest.files
+    try:
+        file = hash_local(place.folder, SampleId(path))
+        digest = Digest(files.digests[row].as_py().hex())
+        if file.digest != digest or str(files.keys[row]) != str(as_pack(file, session.prefix).key):
+            return "its bytes are not those that its row names"
+        pack = as_pack(file, session.prefix)
+        evidence = read_back(reader, pack, clock=session.clock)
+    except (NotVerified, ObjectAbsent, IntegrityError, SpoolUnreadable) as exc:
+        return exc.message
+    segment = remote.manifest.read[int(files.segments[row])]
+    return as_listed(pack, evidence, segment=segment, seen_at=session.clock.stamp())
+
+
+def _reclaim(
+    session: Session, place: FolderPlace, *, listed: list[PackRecord], verifier: Verifier, applied: Applied
+) -> None:
+    if not listed:
+        return
+    heed_stops(verifier, place.root.folder, clock=session.clock)
+    _wait_settled(session, listed)
+    reclaimer = ForeignReclaimer(place.foreign(), verifier, observer=session.observer)
+    report = reclaimer.execute(sorted(listed, key=lambda pack: pack.name))
+    applied.reclaimed += report.files
+    applied.reclaimed_bytes += report.bytes_freed
+    applied.unproven |= report.kept
+
+
+def _wait_settled(session: Session, listed: Sequence[PackRecord]) -> None:
+    """Servers forget what they acknowledged a moment ago: the look that frees a file comes this much later."""
+    settle_s = session.request.foreign_settle_s
+    while True:
+        now = session.clock.stamp()
+        ages = [least_age_s(pack.manifested_at, now) for pack in listed if pack.manifested_at is not None]
+        if any(age is None for age in ages):
+            raise NotVerified("the machine's clock went back while copies settled", hint="run the same command again")
+        left_s = settle_s - min(age for age in ages if age is not None)
+        if left_s <= 0:
+            return
+        LOGGER.info("%d files settle for another %.0f s before the last look", len(listed), left_s)
+        session.clock.sleep(left_s + 0.05)

@@ -1,0 +1,172 @@
+"""Everything that is looked at before a folder's plan is made.
+
+Duty: walk, bucket and manifest beside each other, then a look into the files that no row agrees with (deep: into
+all). Changes nothing anywhere.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.compute
+
+from durastore.adopt.inspect import DATA_SUFFIXES
+from durastore.adopt.ledger import Ledger, load_ledger
+from durastore.adopt.place import PRIVATE_NAME
+from durastore.adopt.sending import LAST_SEGMENT
+from durastore.errors import InvalidSampleId, RootMismatch
+from durastore.formats.spool_root import ROOT_MARKER_NAME
+from durastore.fsio.folder import Folder
+from durastore.model import SampleId
+from durastore.reconcile.columns import Mask, chosen, names_of
+from durastore.reconcile.contents import HashingRule, compare_contents
+from durastore.reconcile.folder import FolderFacts
+from durastore.reconcile.hashing import RateLimit, look_into
+from durastore.reconcile.local import LocalInventory, OddEntry, Texts, load_local, texts
+from durastore.reconcile.remote import KnownKeys, RemoteLook, check_store_id, look_at_bucket
+from durastore.reconcile.session import Session
+from durastore.spool.look import SpoolLook, look_at_spool
+from durastore.spool.root import SpoolRoot
+
+__all__ = ["STORE_ID", "look_at_folder", "private_look"]
+
+_compute: Any = pyarrow.compute
+_LONG_BYTES = 512
+
+STORE_ID = "store_id"
+"""The fact that tells for which durastore a folder was filled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """The three sides as they were read."""
+
+    local: LocalInventory
+    remote: RemoteLook
+    private: SpoolLook | None
+
+
+def look_at_folder(session: Session, folder: Folder, *, is_hashing: bool = False) -> tuple[FolderFacts, RemoteLook]:
+    """Facts about the folder and its bucket. `is_hashing`: also hash files that look like what rows name and were never
+    hashed. `RootMismatch` where the folder is not what it was, or looks unmounted;
+    `InventoryIncomplete` where the bucket is another one; network errors pass. Safe to repeat.
+    """
+    request = session.request
+    private = private_look(folder, is_any_filesystem_allowed=request.options.is_any_filesystem_allowed)
+    with ThreadPoolExecutor(1, "durastore-local") as pool:
+        walking = pool.submit(load_local, folder.path)
+        remote = look_at_bucket(session.objects, session.prefix, known=_known(private), clock=session.clock)
+        local = walking.result()
+    if local.is_empty and private is None:
+        raise RootMismatch(
+            f"{folder.path} is empty and was never reconciled: a disk that is not mounted looks like this",
+            hint="mount it; nothing was changed",
+        )
+    known = private.facts.get(STORE_ID) if private is not None else None
+    check_store_id(remote, known, what=str(folder.path))
+    seen = _Seen(local=local, remote=remote, private=private)
+    return _facts(session, folder, seen=seen, is_hashing=is_hashing), remote
+
+
+def _known(private: SpoolLook | None) -> KnownKeys:
+    last = private.facts.get(LAST_SEGMENT) if private is not None else None
+    return KnownKeys(packs=texts([]), sent=texts([]), segments=frozenset([last] if last is not None else []))
+
+
+def private_look(folder: Folder, *, is_any_filesystem_allowed: bool) -> SpoolLook | None:
+    """What the folder's private spool says; None where there is none yet. `RootMismatch` where it is not its own."""
+    marker = folder.path / PRIVATE_NAME / ROOT_MARKER_NAME
+    if not marker.exists():
+        return None
+    root = SpoolRoot.open(folder.path / PRIVATE_NAME, is_any_filesystem_allowed=is_any_filesystem_allowed)
+    try:
+        return look_at_spool(root.folder, "w-00") if root.folder.has("w-00") else None
+    finally:
+        root.close()
+
+
+def _facts(session: Session, folder: Folder, *, seen: _Seen, is_hashing: bool) -> FolderFacts:
+    request, local, remote, private = session.request, seen.local, seen.remote, seen.private
+    is_data = _data_mask(local.paths)
+    faults = _name_faults(local.paths, is_data)
+    misnamed = tuple(
+        OddEntry(path=path.encode(), what=why, size_bytes=int(local.sizes[at])) for at, (path, why) in faults.items()
+    )
+    is_data[list(faults)] = False
+    files = remote.manifest.files
+    contents = compare_contents(
+        folder,
+        local,
+        files=files,
+        is_data=is_data,
+        known=(
+            _load_ledger(folder) if private is not None else Ledger(marks=[], digests=[]),
+            HashingRule(
+                is_deep=request.is_deep,
+                is_complete=is_hashing,
+                limit=RateLimit(request.hash_bytes_per_s, clock=session.clock),
+            ),
+        ),
+    )
+    split = contents.split
+    candidates = names_of(chosen(local.paths, split.divergent | split.only_local))
+    looks = list(look_into(folder, candidates))
+    return FolderFacts(
+        prefix=session.prefix,
+        local=local,
+        is_data=is_data,
+        misnamed=misnamed,
+        split=split,
+        unhashed=contents.unhashed,
+        hashed=tuple(contents.hashed),
+        manifest=remote.manifest,
+        bucket=remote.bucket,
+        bucket_fault=remote.fault,
+        missing=remote.missing,
+        damage={look.path: look.damage for look in looks if look.damage is not None},
+        busy=frozenset(look.path for look in looks if look.is_busy),
+        unreadable=contents.unreadable | {look.path: look.unreadable for look in looks if look.unreadable is not None},
+        quarantined=_quarantined(private),
+        is_burying_all=request.is_burying_all,
+    )
+
+
+def _quarantined(private: SpoolLook | None) -> tuple[OddEntry, ...]:
+    if private is None:
+        return ()
+    held = private.quarantined
+    return tuple(
+        OddEntry(path=name.encode(), what=f"in {PRIVATE_NAME}/{private.name}/quarantine", size_bytes=size)
+        for name, size in sorted(zip(held.names, held.sizes, strict=True))
+        if not name.startswith("journal-")
+    )
+
+
+def _data_mask(paths: Texts) -> Mask:
+    mask = np.zeros(len(paths), dtype=np.bool_)
+    for suffix in sorted(DATA_SUFFIXES):
+        mask |= _compute.ends_with(paths, pattern=suffix).to_numpy(zero_copy_only=False).astype(np.bool_)
+    return mask
+
+
+def _name_faults(paths: Texts, is_data: Mask) -> dict[int, tuple[str, str]]:
+    """Positions of data files whose path cannot be an id on every endpoint, with the path and why."""
+    is_odd = ~_compute.string_is_ascii(paths).to_numpy(zero_copy_only=False).astype(np.bool_)
+    is_odd |= _compute.match_substring_regex(paths, pattern=r"[\x00-\x1f\x7f]").to_numpy(zero_copy_only=False)
+    is_odd |= _compute.binary_length(paths).to_numpy(zero_copy_only=False) > _LONG_BYTES
+    faults = {}
+    for at in np.flatnonzero(is_odd & is_data).tolist():
+        path = str(paths[at])
+        try:
+            SampleId(path)
+        except InvalidSampleId as exc:
+            faults[at] = (path, exc.message)
+    return faults
+
+
+def _load_ledger(folder: Folder) -> Ledger:
+    with folder.child(PRIVATE_NAME) as private:
+        return load_ledger(private)

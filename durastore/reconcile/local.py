@@ -1,0 +1,194 @@
+"""What lies below a folder: paths and sizes as columns, walked in parallel.
+
+Duty: every entry once, no link followed, names as bytes until they are known to be text. A directory that cannot be
+read is named, never passed over (INV-6). Must never open a file.
+"""
+
+from __future__ import annotations
+
+import os
+import stat as stat_module
+import threading
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from durastore.adopt.place import PRIVATE_NAME
+from durastore.formats.spool_root import ROOT_MARKER_NAME
+
+__all__ = ["LocalInventory", "OddEntry", "Texts", "case_collisions", "load_local", "texts"]
+
+_THREADS = 4
+
+Texts: TypeAlias = "pa.Array[Any]"
+"""A column of texts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OddEntry:
+    """An entry that is no ordinary file with a usable name: what it is, and its path as bytes."""
+
+    path: bytes
+    what: str
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalInventory:
+    """All of a folder. `paths` are relative, with `/`, unordered; `sizes` go with them."""
+
+    paths: Texts
+    sizes: NDArray[np.int64]
+    identities: NDArray[np.int64]
+    """Inode, mtime_ns and ctime_ns of each, a row a file."""
+    odd: tuple[OddEntry, ...] = ()
+    unreadable: tuple[OddEntry, ...] = ()
+    """Directories that could not be read: what is below them is unknown."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (len(self.paths) or self.odd or self.unreadable)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the walk of one directory gave."""
+
+    folders: list[bytes] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    identities: list[tuple[int, int, int]] = field(default_factory=list)
+    odd: list[OddEntry] = field(default_factory=list)
+    unreadable: list[OddEntry] = field(default_factory=list)
+
+
+def texts(values: list[str] | list[bytes]) -> Texts:
+    """An array of texts; `pa.ArrowInvalid` where bytes are no UTF-8."""
+    if values and isinstance(values[0], bytes):
+        return pa.array(values, type=pa.large_binary()).cast(pa.large_string())
+    return pa.array(values, type=pa.large_string())
+
+
+def load_local(root: Path, *, threads: int = _THREADS) -> LocalInventory:
+    """Walk everything below `root`, but for `.durastore` and other roots inside of it. Raises nothing for what it
+    meets: what could not be read is in the result. Safe to repeat.
+    """
+    path_chunks: list[Texts] = []
+    size_chunks: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
+    identity_chunks: list[NDArray[np.int64]] = [np.empty((0, 3), dtype=np.int64)]
+    odd: list[OddEntry] = []
+    unreadable: list[OddEntry] = []
+    for found in _walk(os.fsencode(root), threads):
+        odd.extend(found.odd)
+        unreadable.extend(found.unreadable)
+        if found.names:
+            paths, is_text, nameless = _columns(found)
+            path_chunks.append(paths)
+            size_chunks.append(np.array(found.sizes, dtype=np.int64)[is_text])
+            identity_chunks.append(np.array(found.identities, dtype=np.int64).reshape(-1, 3)[is_text])
+            odd.extend(nameless)
+    none: Texts = texts([])
+    return LocalInventory(
+        paths=pa.concat_arrays([none, *path_chunks]),
+        sizes=np.concatenate(size_chunks),
+        identities=np.concatenate(identity_chunks),
+        odd=tuple(sorted(odd, key=lambda each: each.path)),
+        unreadable=tuple(sorted(unreadable, key=lambda each: each.path)),
+    )
+
+
+def _walk(root: bytes, threads: int) -> Iterator[_Found]:
+    """Each directory's entries as they come, by several threads: the kernel's part runs beside ours."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="durastore-walk") as pool:
+        pending: set[Future[_Found]] = {pool.submit(_scan, root, b"", stop=stop)}
+        try:
+            while pending:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in done:
+                    found = future.result()
+                    pending |= {pool.submit(_scan, root, each, stop=stop) for each in found.folders}
+                    yield found
+        finally:
+            stop.set()
+            for future in pending:
+                future.cancel()
+
+
+def _scan(root: bytes, folder: bytes, *, stop: threading.Event) -> _Found:
+    """One directory; `folder` is relative and ends with a slash, or is empty."""
+    found = _Found()
+    try:
+        with os.scandir(root + b"/" + folder) as entries:
+            for entry in entries:
+                if stop.is_set():
+                    break
+                _take(found, entry, folder=folder)
+    except OSError as exc:
+        return _Found(unreadable=[OddEntry(path=folder or b".", what=f"cannot be read: {exc.strerror}")])
+    if folder and _is_root(found, folder):
+        return _Found(odd=[OddEntry(path=folder, what="is a spool root of its own: reconcile it by itself")])
+    return found
+
+
+def _is_root(found: _Found, folder: bytes) -> bool:
+    private = folder + os.fsencode(PRIVATE_NAME) + b"/"
+    return folder + os.fsencode(ROOT_MARKER_NAME) in found.names or private in found.folders
+
+
+def _take(found: _Found, entry: os.DirEntry[bytes], *, folder: bytes) -> None:
+    path = folder + entry.name
+    if not folder and entry.name == os.fsencode(PRIVATE_NAME):
+        return
+    try:
+        stat = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return  # taken away since the directory was read
+    except OSError as exc:
+        found.unreadable.append(OddEntry(path=path, what=f"cannot be looked at: {exc.strerror}"))
+        return
+    if stat_module.S_ISREG(stat.st_mode):
+        found.names.append(path)
+        found.sizes.append(stat.st_size)
+        found.identities.append((stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns))
+    elif stat_module.S_ISDIR(stat.st_mode):
+        found.folders.append(path + b"/")
+    elif stat_module.S_ISLNK(stat.st_mode):
+        found.odd.append(OddEntry(path=path, what="is a symbolic link: not followed"))
+    else:
+        found.odd.append(OddEntry(path=path, what="is no regular file"))
+
+
+def _columns(found: _Found) -> tuple[Texts, NDArray[np.bool_], list[OddEntry]]:
+    """The names that are text, which those are, and the others."""
+    is_text = np.ones(len(found.names), dtype=np.bool_)
+    try:
+        return texts(found.names), is_text, []
+    except pa.ArrowInvalid:
+        is_text = np.array([_is_utf8(name) for name in found.names], dtype=np.bool_)
+    nameless = [
+        OddEntry(path=name, what="has a name that is no UTF-8", size_bytes=size)
+        for name, size, fits in zip(found.names, found.sizes, is_text, strict=True)
+        if not fits
+    ]
+    return texts([name for name, fits in zip(found.names, is_text, strict=True) if fits]), is_text, nameless
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def case_collisions(paths: Texts) -> int:
+    """How many paths differ from another one by upper and lower case only: elsewhere they would be one file."""
+    return len(paths) - len(pc.unique(pc.utf8_lower(paths)))

@@ -1,0 +1,130 @@
+"""What a reconcile works with: the bucket, an uploader, a verifier, the options. Opened once, closed at the end.
+
+Duty: the composition of the lower layers for one run. Must never open a spool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from durastore.clock import SYSTEM_CLOCK, Clock
+from durastore.config import StoreOptions
+from durastore.errors import SameFailureDomain
+from durastore.fsio.space import filesystem_of
+from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
+from durastore.objectstore.port import ObjectStore
+from durastore.objectstore.retrying import RetryingStore, RetryPolicy
+from durastore.observe.events import Observer, Silent
+from durastore.upload.engine import Uploader
+from durastore.upload.job import UploadLimits
+from durastore.upload.transports import choose_transport
+from durastore.verify.policy import ProofPolicy
+from durastore.verify.verifier import BucketIdentity, Verifier
+
+__all__ = ["ReconcileRequest", "Session", "opened_session"]
+
+_LIMITS = UploadLimits()
+_FOREIGN_SETTLE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileRequest:
+    """What one run is asked to do."""
+
+    local: Path
+    bucket: BucketUrl
+    options: StoreOptions = field(default_factory=StoreOptions)
+    is_deep: bool = False
+    is_applied: bool = False
+    is_reclaiming: bool = False
+    """Proven files leave the folder, proven packs the spools. Means nothing without `is_applied`."""
+    is_burying_all: bool = False
+    """Also take out rows whose pack another root may still hold."""
+    settle_s: float | None = None
+    """Seconds between upload and reclaim: 60 for files that durastore did not write, the option's for packs."""
+    hash_bytes_per_s: int = 0
+    """Limit of hashing; 0: none."""
+
+    @property
+    def foreign_settle_s(self) -> float:
+        return _FOREIGN_SETTLE_S if self.settle_s is None else self.settle_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """Open connections of one run."""
+
+    request: ReconcileRequest
+    objects: ObjectStore
+    prefix: str
+    s3: S3Options
+    uploader: Uploader
+    clock: Clock
+    observer: Observer
+    bare: ObjectStore
+    is_own_adapter: bool
+    """`bare` is the caller's, not what the URL names."""
+
+    def verifier(self, store_id: str) -> Verifier:
+        """A verifier for files of others: every copy is read back in full, whatever the endpoint attests."""
+        request = self.request
+        policy = ProofPolicy(
+            evidence_ttl_s=request.options.evidence_ttl_s,
+            settle_s=request.foreign_settle_s,
+            receipt_ttl_s=request.options.receipt_ttl_s,
+            multipart_above=_LIMITS.multipart_above,
+            part_bytes=_LIMITS.part_bytes,
+        )
+        bucket = BucketIdentity(prefix=self.prefix, store_id=store_id)
+        return Verifier(self.objects, bucket=bucket, policy=policy, clock=self.clock, observer=self.observer)
+
+    def refuse_same_fate(self) -> None:
+        """`SameFailureDomain` where files would be reclaimed for a copy on their own disk, or in memory."""
+        domain = self.objects.failure_domain
+        is_allowed = self.is_own_adapter or self.request.options.is_any_filesystem_allowed
+        is_memory = domain.startswith("memory:") and not is_allowed
+        if is_memory or domain == f"disk:{filesystem_of(self.request.local).st_dev}":
+            raise SameFailureDomain(
+                f"the bucket {self.objects.url} and {self.request.local} are lost together",
+                hint="reclaim only for a bucket on another disk or machine",
+            )
+
+
+@contextmanager
+def opened_session(
+    request: ReconcileRequest,
+    *,
+    objects: ObjectStore | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    observer: Observer | None = None,
+) -> Iterator[Session]:
+    """Open the bucket and check that it answers. `objects`: an adapter of the caller's own, which stays open.
+
+    `BucketMissing`, `CredentialsRefused`, `EndpointUnreachable` and their like pass.
+    """
+    with ExitStack() as stack:
+        s3 = S3Options.of(request.options)
+        bare = objects
+        if bare is None:
+            bare = open_object_store(request.bucket, s3=s3)
+            stack.callback(bare.close)
+        store = RetryingStore(bare, RetryPolicy(budget_s=30.0), clock=clock)
+        store.check_bucket()
+        transport = choose_transport(bare, request.options.transport, s3=s3, max_requests=_LIMITS.max_requests)
+        heard = observer if observer is not None else Silent()
+        uploader = Uploader(transport, limits=_LIMITS, policy=RetryPolicy(), clock=clock, observer=heard)
+        stack.callback(uploader.close, 2.0)
+        yield Session(
+            request=request,
+            objects=store,
+            prefix=request.bucket.prefix,
+            s3=s3,
+            uploader=uploader,
+            clock=clock,
+            observer=heard,
+            bare=bare,
+            is_own_adapter=objects is not None,
+        )

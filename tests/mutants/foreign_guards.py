@@ -1,0 +1,104 @@
+"""Guards of reclaiming files that durastore did not write, and of what reconcile may plan on, each taken out once."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["FOREIGN"]
+
+_FOLDER_TESTS = "tests/unit/test_reconcile_folder.py"
+_SPOOL_TESTS = "tests/unit/test_reconcile_spools.py"
+
+
+def _folder(name: str, clause: str, *, file: str, before: str, after: str) -> Mutant:
+    return Mutant(name=name, clause=clause, file=file, before=before, after=after, tests=(_FOLDER_TESTS,))
+
+
+FOREIGN: tuple[Mutant, ...] = (
+    _folder(
+        "foreign-without-lease",
+        "a lease, which fails while any writer has the file open",
+        file="durastore/reclaim/foreign.py",
+        before="            with leased(fd):\n",
+        after="            if fd:\n",
+    ),
+    _folder(
+        "foreign-changed-since",
+        "dev, inode, size, mtime, ctime unchanged on the open fd",
+        file="durastore/reclaim/foreign.py",
+        before="                if identify(fd) != record.identity:\n",
+        after="                if False:\n",
+    ),
+    _folder(
+        "foreign-not-moved-back",
+        "a mismatch is moved back or quarantined",
+        file="durastore/reclaim/foreign.py",
+        before="                _restore(place, private)\n            raise",
+        after="                pass\n            raise",
+    ),
+    _folder(
+        "moved-files-forgotten",
+        "a crash in between leaves the file in the private folder, and the next run takes it back",
+        file="durastore/reconcile/run.py",
+        before="    moved_back = take_back(place)\n",
+        after="    moved_back: list[str] = []\n",
+    ),
+    _folder(
+        "foreign-not-settled",
+        "between the upload and the unlink lie at least settle_s",
+        file="durastore/reconcile/folder_apply.py",
+        before="    _wait_settled(session, listed)\n",
+        after="    pass\n",
+    ),
+    _folder(
+        "foreign-stop-not-heeded",
+        "one mismatch stops all reclaiming",
+        file="durastore/reconcile/folder_apply.py",
+        before="    heed_stops(verifier, place.root.folder, clock=session.clock)\n",
+        after="    pass\n",
+    ),
+    _folder(
+        "foreign-same-disk",
+        "a copy in another failure domain",
+        file="durastore/reconcile/folder_apply.py",
+        before="        session.refuse_same_fate()\n",
+        after="        pass\n",
+    ),
+    _folder(
+        "name-and-size-for-content",
+        "by digest, never by name and size",
+        file="durastore/reconcile/contents.py",
+        before="    split = split_local(local, files, is_data=is_data, digests=pa.array(column, pa.large_string()))\n",
+        after="    split = split_local(local, files, is_data=is_data, digests=None)\n",
+    ),
+    _folder(
+        "contradicted-listing-planned-on",
+        "a listing with a gap is not a listing",
+        file="durastore/reconcile/folder.py",
+        before="    can_plan = facts.bucket is not None and not facts.missing.present\n",
+        after="    can_plan = facts.bucket is not None\n",
+    ),
+    _folder(
+        "other-bucket-planned-on",
+        "bucket marker as recorded",
+        file="durastore/reconcile/folder_look.py",
+        before="    check_store_id(remote, known, what=str(folder.path))\n",
+        after="    pass\n",
+    ),
+    Mutant(
+        name="held-spool-is-blind",
+        clause="while a spool cannot be read no row is called LOST",
+        file="durastore/reconcile/spools.py",
+        before="is_ours and not is_blind and facts.manifest.is_whole",
+        after="is_ours and facts.manifest.is_whole",
+        tests=(_SPOOL_TESTS,),
+    ),
+    Mutant(
+        name="other-hosts-rows-buried",
+        clause="rows of packs that another root wrote stay",
+        file="durastore/reconcile/spools.py",
+        before="(facts.is_burying_all or parts.writer.hex in writers)",
+        after="True",
+        tests=(_SPOOL_TESTS,),
+    ),
+)

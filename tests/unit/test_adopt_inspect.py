@@ -1,0 +1,101 @@
+"""Whole files of known formats pass; what a full disk or a crash leaves of them does not."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from durastore.adopt.inspect import find_damage, is_data
+
+
+def _safetensors(path: Path) -> None:
+    safetensors.numpy.save_file({"a": np.arange(5_000, dtype=np.float32) + 1, "b": np.ones((3, 3), np.int8)}, path)
+
+
+def _torch(path: Path) -> None:
+    torch.save({"h": torch.arange(5_000.0) + 1, "meta": {"n": 1}}, path)
+
+
+def _npz(path: Path) -> None:
+    np.savez(path, a=np.arange(5_000.0), b=np.ones(3))
+
+
+def _npy(path: Path) -> None:
+    np.save(path, np.arange(5_000, dtype=np.float64) + 1)
+
+
+WHOLE = {".safetensors": _safetensors, ".pt": _torch, ".pth": _torch, ".npz": _npz, ".npy": _npy}
+
+
+def _damage(path: Path) -> str | None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return find_damage(fd, path.name)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("suffix", WHOLE)
+def test_a_whole_file_passes_and_no_shorter_or_longer_one_does(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    WHOLE[suffix](path)
+    data = path.read_bytes()
+    assert is_data(path.name)
+    assert _damage(path) is None
+    for size in {0, 1, 7, 8, 9, 100, len(data) // 2, len(data) - 30, len(data) - 1}:
+        path.write_bytes(data[:size])
+        assert _damage(path) is not None, size
+    path.write_bytes(bytes(len(data)))
+    assert _damage(path) is not None
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npy"])
+def test_pages_that_were_never_written_are_found_and_zeros_that_are_data_are_not(tmp_path: Path, suffix: str) -> None:
+    # case B88, case B79
+    path = tmp_path / f"x{suffix}"
+    WHOLE[suffix](path)
+    data = path.read_bytes()
+    path.write_bytes(data[:8192] + bytes(len(data) - 8192))
+    assert "nothing but zeros" in str(_damage(path))
+    path.write_bytes(data[:9000] + bytes(len(data) - 9000))
+    assert _damage(path) is None
+
+
+def test_an_old_pickle_of_torch_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "old.pt"
+    torch.save({"h": torch.ones(100)}, path, _use_new_zipfile_serialization=False)
+    assert path.read_bytes().startswith(pickle.dumps(0)[:1])
+    assert _damage(path) is None
+
+
+def test_arrays_of_other_kinds(tmp_path: Path) -> None:
+    makers: dict[str, Callable[[], np.ndarray[Any, Any]]] = {
+        "scalar": lambda: np.array(3.0),
+        "empty": lambda: np.empty((0, 4)),
+        "text": lambda: np.array(["ab", "cde"]),
+        "bool": lambda: np.ones(9, dtype=np.bool_),
+    }
+    for name, make in makers.items():
+        np.save(tmp_path / f"{name}.npy", make())
+        assert _damage(tmp_path / f"{name}.npy") is None, name
+
+
+def test_a_member_that_is_not_where_the_directory_says(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    _torch(path)
+    data = bytearray(path.read_bytes())
+    data[0:4] = bytes(4)
+    path.write_bytes(bytes(data))
+    assert _damage(path) is not None
+
+
+def test_other_suffixes_are_no_data() -> None:
+    assert [name for name in ("a.txt", "a.pt.tmp", "pt", "a.bin", ".npy", "A.PT") if is_data(name)] == []

@@ -1,0 +1,131 @@
+"""Joins of names, small and large, against a dictionary; pages of keys against the listing of objects."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from durastore.errors import InventoryIncomplete, UnknownAnswer
+from durastore.objectstore.columns import ColumnListing, ColumnPage
+from durastore.objectstore.s3_list import parse_columns, parse_page
+from durastore.reconcile import columns
+from durastore.reconcile.columns import NONE, TextBuilder, joined, names_of, pairs, positions
+from durastore.reconcile.local import texts
+
+
+@pytest.mark.parametrize("large", [10, 10**9])
+@pytest.mark.parametrize("has_equal", [True, False])
+def test_positions_are_those_of_the_first_equal(monkeypatch: pytest.MonkeyPatch, large: int, has_equal: bool) -> None:
+    monkeypatch.setattr(columns, "_LARGE", large)
+    monkeypatch.setattr(columns, "_CHUNK", 7)
+    chance = random.Random(5)
+    pool = [f"n\u00e9{number}" for number in range(300)]
+    for _ in range(30):
+        among = chance.choices(pool, k=60) if has_equal else chance.sample(pool, 60)
+        names = chance.choices(pool, k=chance.choice([0, 5, 40, 200]))
+        expected = [among.index(name) if name in among else NONE for name in names]
+        assert positions(texts(names), texts(among)).tolist() == expected
+
+
+def test_pairs_join_only_where_both_agree() -> None:
+    names, sizes = texts(["a", "b", "a\u0301"]), np.array([1, 2, 11], dtype=np.int64)
+    assert positions(pairs(names, sizes), pairs(texts(["a", "b", "a"]), np.array([11, 2, 1]))).tolist() == [2, 1, NONE]
+    assert names_of(joined([names, sizes])) == ["a\x001", "b\x002", "a\u0301\x0011"]
+
+
+def test_a_column_grows_in_place() -> None:
+    builder = TextBuilder()
+    for part in ([b"a", b""], [], ["\u00e9".encode()]):
+        builder.add(part)
+    assert names_of(builder.finish()) == ["a", "", "\u00e9"]
+    assert names_of(TextBuilder().finish()) == []
+
+
+def _listing(*pages: list[str], prefix: str = "") -> ColumnListing:
+    left = [
+        ColumnPage(keys=keys, sizes=[1] * len(keys), next_token=None if at == len(pages) else str(at))
+        for at, keys in enumerate(pages, start=1)
+    ]
+    return ColumnListing(lambda token: left[int(token or 0)], prefix=prefix)
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        (["a", "b"], ["a", "b"]),
+        (["a", "b"], ["b", "c"]),
+        (["b", "a"],),
+        (["a", "a"],),
+        (["a/b", "a-b"], ["a/c"]),
+        (["a-b", "a/b"], ["a-c"]),
+        (["p/a", "q/a"],),
+        (["a//b"],),
+        (["a/./b"],),
+        (["/a"],),
+        (["a/.."],),
+        (["a\0b"],),
+        (["x" * 1_100],),
+    ],
+)
+def test_pages_that_cannot_be_one_listing(pages: tuple[list[str], ...]) -> None:
+    # case B140
+    prefix = "p/" if pages[0][0].startswith("p/") else ""
+    listing = _listing(*pages, prefix=prefix)
+    with pytest.raises(InventoryIncomplete):
+        list(listing)
+    with pytest.raises(InventoryIncomplete):
+        next(listing)
+
+
+def test_both_orders_are_taken_and_folder_markers_are_no_objects() -> None:
+    assert [page.keys for page in _listing(["a-b", "a/b"], ["b"])] == [["a-b", "a/b"], ["b"]]
+    assert [page.keys for page in _listing(["a/b", "a-b"], ["b"])] == [["a/b", "a-b"], ["b"]]
+    page = ColumnPage(keys=["a/", "a/b"], sizes=[0, 3])
+    assert [found.keys for found in ColumnListing(lambda _: page, prefix="")] == [["a/b"]]
+
+
+_ENTRY = (
+    "<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00Z</LastModified>"
+    "<ETag>&quot;x&quot;</ETag>{rest}</Contents>"
+)
+
+
+def _body(*entries: str, more: str = "") -> bytes:
+    head = '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+    return f"{head}<IsTruncated>false</IsTruncated>{more}{''.join(entries)}</ListBucketResult>".encode()
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [_ENTRY.format(key="a", rest="<Size>5</Size><StorageClass>STANDARD</StorageClass>")],
+        [_ENTRY.format(key="a&amp;b", rest="<Size>5</Size>"), _ENTRY.format(key="c", rest="<Size>0</Size>")],
+        ["<Contents><Size>7</Size><Key>z</Key></Contents>"],
+        [_ENTRY.format(key="a", rest="<Size>5</Size><Owner><ID>1</ID><DisplayName>d</DisplayName></Owner>")],
+        ["<Contents><Key><![CDATA[x<y]]></Key><Size>3</Size></Contents>"],
+        ["<!-- <Contents><Key>no</Key><Size>1</Size></Contents> -->", _ENTRY.format(key="a", rest="<Size>5</Size>")],
+        [],
+    ],
+)
+def test_the_quick_parser_and_the_other_one_see_the_same_page(entries: list[str]) -> None:
+    body = _body(*entries)
+    rows = parse_page(body, "").rows
+    page = parse_columns(body, "")
+    assert list(zip(page.keys, page.sizes, strict=True)) == [(row.key.text, row.size_bytes) for row in rows]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _body("<Contents><Key>a</Key></Contents>"),
+        _body("<Contents><Key>a</Key><Size>-1</Size></Contents>"),
+        _body("<Contents><Key>a</Key><Size>5</Size></Contents>")[:-30],
+        b"<html><Contents><Key>a</Key><Size>5</Size></Contents></html>",
+        b"",
+    ],
+)
+def test_what_is_no_page_is_refused(body: bytes) -> None:
+    with pytest.raises(UnknownAnswer):
+        parse_columns(body, "")
