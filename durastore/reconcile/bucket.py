@@ -28,7 +28,7 @@ __all__ = ["FileRows", "ManifestFacts", "load_keys", "load_manifest"]
 
 _compute: Any = pyarrow.compute
 _COLUMNS = ("kind", "sample_id", "key", "offset", "object_size", "object_digest")
-_AT_ONCE = 2  # a segment of 50,000 rows takes some 30 MB while it is parsed
+_AT_ONCE = 1  # a segment of 50,000 rows takes some 30 MB while it is parsed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
