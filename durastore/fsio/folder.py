@@ -79,8 +79,10 @@ class Folder:
         self.close()
 
     def again(self) -> Folder:
-        """The same directory, held once more; to be closed by itself."""
-        return Folder(os.dup(self.fd), self.path)
+        """The same directory, held once more; to be closed by itself. What reads names from it needs one of its own:
+        the place in a directory belongs to the open file, and of two readers of one each gets a part of the names.
+        """
+        return Folder(os.open(".", _DIR_FLAGS, dir_fd=self.fd), self.path)
 
     def child(self, name: str) -> Folder:
         """An existing subdirectory; a symbolic link there is refused (OSError ELOOP/ENOTDIR)."""
@@ -99,7 +101,8 @@ class Folder:
 
     def names(self) -> list[str]:
         """All names in it, sorted. OSError if it cannot be read: never a partial list."""
-        return sorted(os.listdir(self.fd))
+        with self.again() as own:
+            return sorted(os.listdir(own.fd))
 
     def identity(self, name: str) -> FileIdentity:
         """Identity of the regular file `name`. FileNotFoundError if absent, `SpoolUnreadable` if not a regular file."""

@@ -78,7 +78,7 @@ class _Walk:
 def _entries(folder: Folder, base: str) -> list[_Entry]:
     entries: list[_Entry] = []
     try:
-        with os.scandir(folder.fd) as found:
+        with folder.again() as own, os.scandir(own.fd) as found:
             for item in found:
                 if item.name.startswith(TEMP_PREFIX) or (not base and item.name in _NOT_OBJECTS):
                     continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,11 @@ def test_names_are_those_of_the_held_folder_and_not_of_its_path(tmp_path: Path) 
         folder.ensure_child("made").close()
         assert (tmp_path / "away" / "made").is_dir()
         assert os.listdir(path) == ["pack"]
+
+
+def test_two_threads_that_list_one_folder_each_get_all_of_it(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"{number:03d}").touch()
+    expected = sorted(os.listdir(tmp_path))
+    with Folder.open(tmp_path) as folder, ThreadPoolExecutor(4) as pool:
+        assert all(names == expected for names in pool.map(lambda _: folder.names(), range(400)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -255,3 +256,14 @@ def test_the_listing_is_in_byte_order(store: DirectoryStore) -> None:
     for at, name in enumerate(expected):
         after = [row.key.text for page in store.list("", start_after=name) for row in page]
         assert after == expected[at + 1 :]
+
+
+def test_listings_beside_each_other_are_each_whole(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    for number in range(40):
+        for folder in ("files", "packs"):
+            store.put(ObjectKey(f"{folder}/{number:02d}"), b"x", crc64nvme=None, metadata={})
+    with ThreadPoolExecutor(4) as pool:
+        counts = pool.map(lambda at: sum(map(len, store.list("files/" if at % 2 else "packs/"))), range(400))
+        assert set(counts) == {40}
+    store.close()
