@@ -81,7 +81,7 @@ class UploadLimits:
     part_bytes: int = 16 * _MIB
     """Of each part of a large file but the last; raised where 10,000 of them would not be enough."""
     least_part_bytes: int = 8 * _MIB
-    """A file that would get less than eight parts gets smaller ones, down to this size, so that they go side by side."""
+    """A file that would get less than eight parts gets smaller ones, down to this size, to go side by side."""
     multipart_above: int = 16 * _MIB
     """Files larger than this go in parts."""
     max_requests: int = 32
