@@ -39,15 +39,12 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
 def show(*, bucket: str | None, sample: str | None, is_listing: bool, as_json: bool, **remote: Any) -> int:
     """Show what the manifest says the bucket holds. Looks at no pack."""
-    from durastore.manifest.presence import check_present
-    from durastore.manifest.snapshot import fetch_snapshot
+    from durastore.manifest.presence import fetch_present_snapshot
     from durastore.manifest.view import fetch_view
     from durastore.model import SampleId
 
     with opened_remote(needed_place("bucket", bucket), given(remote)) as (store, prefix):
-        snapshot = fetch_snapshot(store, prefix)
-        if not snapshot.segments:
-            check_present(store, prefix)
+        snapshot = fetch_present_snapshot(store, prefix)
         view = fetch_view(store, snapshot)
     if sample is not None:
         rows = [_row_facts(row) for row in view.rows_of(SampleId(sample))]

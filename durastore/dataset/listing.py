@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from durastore.errors import IntegrityError
 from durastore.formats.segment import VERBATIM_SCHEMA
 from durastore.manifest.fetching import SegmentPart
-from durastore.manifest.presence import check_present
-from durastore.manifest.snapshot import fetch_snapshot
+from durastore.manifest.presence import fetch_present_snapshot
 from durastore.manifest.view import RANKED, ResolvedView, fetch_view
 from durastore.model import Digest, parse_json
 from durastore.objectstore.port import ObjectStore
@@ -88,9 +87,7 @@ def fetch_listing_of(store: ObjectStore, prefix: str, *, id_prefix: str = "", wi
     """
     import pyarrow.compute as pc
 
-    snapshot = fetch_snapshot(store, prefix)
-    if not snapshot.segments:
-        check_present(store, prefix)
+    snapshot = fetch_present_snapshot(store, prefix)
     columns = (*RANKED, *_SHOWN, *(["meta"] if with_meta else []))
 
     def begin_so(table: pa.Table) -> pa.Table:

@@ -28,8 +28,7 @@ from durastore.errors import (
     SampleAbsent,
 )
 from durastore.manifest.fetching import SegmentPart
-from durastore.manifest.presence import check_present
-from durastore.manifest.snapshot import fetch_snapshot
+from durastore.manifest.presence import fetch_present_snapshot
 from durastore.manifest.view import ResolvedView, fetch_view
 from durastore.model import Digest, ManifestRow, Run, SampleEntry, SampleId, parse_json
 from durastore.objectstore.port import ObjectStore
@@ -109,9 +108,7 @@ def restore_samples(
     `on_progress(done, of)` is called now and then. Raises `StoreMissing`, `ManifestIncomplete`, `EndpointUnreachable`,
     `CredentialsRefused`, `DiskFailed`; all else is in the report.
     """
-    snapshot = fetch_snapshot(store, prefix)
-    if not snapshot.segments:
-        check_present(store, prefix)
+    snapshot = fetch_present_snapshot(store, prefix)
     view = fetch_view(store, snapshot, part=_part_of(request.ids))
     tally = _Tally()
     rows = _rows_of(view, request, tally=tally)

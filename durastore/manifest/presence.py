@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from durastore.errors import StoreMissing
 from durastore.manifest.marker_store import fetch_marker
+from durastore.manifest.snapshot import Snapshot, fetch_snapshot
 from durastore.objectstore.port import ObjectStore
 
-__all__ = ["check_present"]
+__all__ = ["check_present", "fetch_present_snapshot"]
+
+
+def fetch_present_snapshot(store: ObjectStore, prefix: str) -> Snapshot:
+    """The manifest as it is listed now. Errors as `fetch_snapshot`, and `StoreMissing` where it lists nothing because
+    there is no store. Safe to repeat.
+    """
+    snapshot = fetch_snapshot(store, prefix)
+    if not snapshot.segments:
+        check_present(store, prefix)
+    return snapshot
 
 
 def check_present(store: ObjectStore, prefix: str) -> None:

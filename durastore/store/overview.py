@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 
 from durastore.errors import DurastoreError
 from durastore.manifest.fetching import SegmentPart
-from durastore.manifest.presence import check_present
-from durastore.manifest.snapshot import fetch_snapshot
+from durastore.manifest.presence import fetch_present_snapshot
 from durastore.manifest.view import RANKED, fetch_view
 from durastore.objectstore.port import ObjectStore
 from durastore.spool.glance import RootGlance, look_at_root
@@ -67,9 +66,7 @@ def look_at_store(local: Path, *, bucket: OpenBucket | None) -> StatusReport:
 
 
 def _fetch_totals(store: ObjectStore, prefix: str) -> ManifestTotals:
-    snapshot = fetch_snapshot(store, prefix)
-    if not snapshot.segments:
-        check_present(store, prefix)
+    snapshot = fetch_present_snapshot(store, prefix)
     view = fetch_view(store, snapshot, part=SegmentPart(columns=(*RANKED, "length")))
     sample_bytes = sum(pc.sum(batch.column("length")).as_py() or 0 for batch in view.batches(["length"]))
     return ManifestTotals(
