@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
     Words: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-__all__ = ["has_sign", "highest_plane", "join_words", "plane_count", "split_words"]
+__all__ = ["has_sign", "join_words", "plane_count", "split_words"]
 
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16", "C64"))
 _BLOCK_BYTES = 1 << 18  # of words at a time: what they are cut into stays in the cache
@@ -48,7 +48,7 @@ def split_words(data: memoryview, dtype: str, *, may_borrow: bool = False) -> li
     if width == 1:
         return [np.frombuffer(data.toreadonly(), np.uint8)]  # nobody may write into what it is made of
     words = np.frombuffer(data, f"<u{width}")
-    high = borrowed(words.size) if may_borrow else np.empty(words.size, np.uint8)
+    high = _borrowed(words.size) if may_borrow else np.empty(words.size, np.uint8)
     planes = [high, *(np.empty(words.size, np.uint8) for _ in range(width - 1))]
     is_float = dtype in _FLOATS
     step = _BLOCK_BYTES // width
@@ -68,17 +68,6 @@ def split_words(data: memoryview, dtype: str, *, may_borrow: bool = False) -> li
             np.bitwise_and(last, 0x7F, out=last)
             np.bitwise_or(last, sign, out=last)
     return planes
-
-
-def highest_plane(data: memoryview, dtype: str) -> Bytes:
-    """The first of the planes alone, of few elements."""
-    import numpy as np
-
-    width = plane_count(dtype)
-    words = np.frombuffer(data, f"<u{width}")
-    if width == 1:
-        return words
-    return (words >> (8 * (width - 1) - (dtype in _FLOATS))).astype(np.uint8)
 
 
 def join_words(planes: Sequence[Bytes], dtype: str, *, row: Bytes | None, out: Bytes) -> None:
@@ -141,7 +130,7 @@ def _shift_left(words: Words, bits: int) -> None:
         np.multiply(words, words.dtype.type(1 << bits), out=words)
 
 
-def borrowed(size: int) -> Bytes:
+def _borrowed(size: int) -> Bytes:
     """Memory that this thread keeps and hands out again and again: fresh memory costs more than what is done in it."""
     import numpy as np
 

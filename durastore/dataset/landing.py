@@ -70,7 +70,7 @@ class Landing:
         with self._opened(entry) as (folder, name):
             if not folder.has(name):
                 return None
-            _require_same(folder, name, is_same=is_stored_sample(folder, name, entry=entry))
+            _require_same(folder, name, is_same=_is_stored_sample(folder, name, entry=entry))
         return self._landed(entry, entry.length, is_new=False)
 
     def land_bytes(self, entry: SampleEntry, data: bytes | memoryview) -> Landed:
@@ -79,7 +79,7 @@ class Landing:
             try:
                 publish(folder, name, chunks=[data], expect_size=entry.length)
             except FileExistsError:
-                _require_same(folder, name, is_same=is_stored_sample(folder, name, entry=entry))
+                _require_same(folder, name, is_same=_is_stored_sample(folder, name, entry=entry))
         return self._landed(entry, entry.length, fetched_bytes=entry.length)
 
     def land_encoded(self, sample: EncodedSample) -> Landed:
@@ -108,7 +108,7 @@ class Landing:
             try:
                 relocate(folder, part, target=folder, new_name=name)
             except FileExistsError:  # made in this moment
-                _require_same(folder, name, is_same=is_stored_sample(folder, name, entry=entry))
+                _require_same(folder, name, is_same=_is_stored_sample(folder, name, entry=entry))
         return self._landed(entry, entry.length, fetched_bytes=fetched)
 
     def _landed(self, entry: SampleEntry, size_bytes: int, *, is_new: bool = True, fetched_bytes: int = 0) -> Landed:
@@ -162,7 +162,7 @@ def _require_same(folder: Folder, name: str, *, is_same: bool) -> None:
 # --- what is on disk -----------------------------------------------------------------------------------------------
 
 
-def is_stored_sample(folder: Folder, name: str, *, entry: SampleEntry) -> bool:
+def _is_stored_sample(folder: Folder, name: str, *, entry: SampleEntry) -> bool:
     """Whether the file holds exactly the stored bytes of `entry`: every byte of it is read and checked."""
     try:
         fd = folder.open_read(name)

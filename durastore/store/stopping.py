@@ -80,9 +80,8 @@ class StopSwitch:
         self._last = (record, clock.monotonic())
         self._publish(record)
         for spool in self._spools:
-            spool.journal.set_fact(
-                FACT_STOPPED, record.render().decode()
-            )  # in place of an older one: this asks for more
+            # in place of an older one: this asks for more
+            spool.journal.set_fact(FACT_STOPPED, record.render().decode())
 
     def _throw_again(self, reason: str) -> None:
         """Another wrong copy, in a session that is stopped: a probe that was begun before it must not lift this one
