@@ -19,6 +19,7 @@ __all__ = [
     "SegmentKeyParts",
     "file_key",
     "file_listing_prefix",
+    "held_listing_prefixes",
     "marker_key",
     "pack_key",
     "pack_listing_prefix",
@@ -124,6 +125,12 @@ def marker_key(prefix: str) -> ObjectKey:
 def pack_listing_prefix(prefix: str, writer: WriterId | None = None) -> str:
     """What to LIST for all packs, or for those of one writer (in order of their seq)."""
     return f"{_lead(prefix)}packs/" + (f"{writer.hex}/" if writer else "")
+
+
+def held_listing_prefixes(prefix: str) -> tuple[str, ...]:
+    """What to LIST for all objects that manifest rows may name: packs, files, artifacts."""
+    lead = _lead(prefix)
+    return f"{lead}packs/", f"{lead}files/", f"{lead}artifacts/"
 
 
 def segment_listing_prefix(prefix: str, writer: WriterId | None = None) -> str:

@@ -17,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from durastore.errors import InvalidInput
-from durastore.formats.keys import parse_pack_key
+from durastore.formats.keys import held_listing_prefixes, parse_pack_key, segment_listing_prefix
 from durastore.formats.segment import arrow_schema
 from durastore.manifest.view import RANKED, ResolvedView
 from durastore.model import Digest, ObjectKey
@@ -27,7 +27,6 @@ __all__ = ["HELD_COLUMNS", "HeldObject", "HeldObjects", "HeldRow"]
 
 _FACTS = ("length", "header_length", "object_size", "object_digest", "crc64nvme", "schema")
 HELD_COLUMNS = (*RANKED, *_FACTS)
-_KINDS = ("packs/", "files/", "artifacts/")
 Numbers = NDArray[np.int64]
 
 
@@ -74,6 +73,7 @@ class HeldObjects:
         self._starts: Numbers = np.searchsorted(codes[self._order], np.arange(len(self._keys) + 1)).astype(np.int64)
         self._hashes, self._by_hash = _hashed(self._keys)
         self._prefix = prefix
+        self._places = held_listing_prefixes(prefix)
         self.astray = frozenset(n for n, key in enumerate(self._keys.to_pylist()) if self._is_astray(key))
         """Objects that no row of this store may name: nothing is asked about them."""
 
@@ -157,12 +157,11 @@ class HeldObjects:
                 )
 
     def _is_astray(self, key: str) -> bool:
-        lead = f"{self._prefix}/" if self._prefix else ""
         try:
             ObjectKey(key)
         except InvalidInput:
             return True
-        return not any(key.startswith(f"{lead}{kind}") for kind in _KINDS)
+        return not key.startswith(self._places)
 
     def _astray_finding(self, number: int) -> Finding:
         key = self.key_text(number)
@@ -170,8 +169,8 @@ class HeldObjects:
         try:
             return Finding(kind=FindingKind.DANGLING, key=ObjectKey(key), detail=detail)
         except InvalidInput:  # no key at all: told under the folder of the manifest that names it
-            lead = f"{self._prefix}/" if self._prefix else ""
-            return Finding(kind=FindingKind.DANGLING, key=ObjectKey(f"{lead}manifest"), detail=detail)
+            folder = segment_listing_prefix(self._prefix).removesuffix("/")
+            return Finding(kind=FindingKind.DANGLING, key=ObjectKey(folder), detail=detail)
 
     def _disagreeing(self) -> list[int]:
         firsts = np.repeat(self._order[self._starts[:-1]], np.diff(self._starts))

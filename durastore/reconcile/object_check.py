@@ -28,14 +28,15 @@ _SHOWN = 5
 
 
 def check_object(
-    reader: ObjectReader, held: HeldObject, *, rows: Sequence[HeldRow], pace: Callable[[int], None]
+    reader: ObjectReader, held: HeldObject, *, rows: Sequence[HeldRow], throttle: Callable[[int], None]
 ) -> tuple[Finding | None, int]:
     """What is wrong with the object (None: nothing), and how many bytes were read. Safe to repeat.
 
-    Every byte is fetched, as a reader of the dataset gets it; `pace` is told of each piece. Errors of the network and
-    of access pass through.
+    Every byte is fetched, as a reader of the dataset gets it; `throttle` is called with the size of each piece in bytes
+    and may block. Errors of the network and of access pass through.
     """
-    stream = _Stream(reader.fetch_chunks(held.key, chunk_bytes=_CHUNK_BYTES), pace=pace, limit_bytes=held.size_bytes)
+    chunks = reader.fetch_chunks(held.key, chunk_bytes=_CHUNK_BYTES)
+    stream = _Stream(chunks, throttle=throttle, limit_bytes=held.size_bytes)
     try:
         faults = _Faults(rows=len(rows))
         for row in rows:
@@ -98,9 +99,9 @@ class _Ended(Exception):
 class _Stream:
     """The object's bytes in order, hashed as they pass."""
 
-    def __init__(self, chunks: Iterator[bytes], *, pace: Callable[[int], None], limit_bytes: int) -> None:
+    def __init__(self, chunks: Iterator[bytes], *, throttle: Callable[[int], None], limit_bytes: int) -> None:
         self._chunks = chunks
-        self._pace = pace
+        self._throttle = throttle
         self._limit_bytes = limit_bytes
         self._held = memoryview(b"")
         self._content, self._transport = xxhash.xxh3_128(), Crc64Nvme()
@@ -121,7 +122,7 @@ class _Stream:
         chunk = None if self.position > self._limit_bytes else next(self._chunks, None)
         if chunk is None:  # an endless body must not keep us here
             return False
-        self._pace(len(chunk))
+        self._throttle(len(chunk))
         self._content.update(chunk)
         self._transport.update(chunk)
         self.position += len(chunk)

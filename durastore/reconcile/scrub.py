@@ -28,7 +28,7 @@ from durastore.errors import (
     RequestRefused,
     UnknownAnswer,
 )
-from durastore.formats.keys import marker_key
+from durastore.formats.keys import held_listing_prefixes, marker_key, segment_listing_prefix
 from durastore.manifest.fetching import SegmentPart
 from durastore.manifest.marker_store import fetch_marker
 from durastore.manifest.presence import check_present
@@ -144,11 +144,11 @@ def _manifest_findings(store: ObjectStore, listing: ManifestListing, *, prefix: 
     if fetch_marker(store, prefix) is None:
         detail = "the bucket's marker is gone: writers cannot tell that this is their store"
         yield Finding(kind=FindingKind.DANGLING, key=marker_key(prefix), detail=detail)
-    lead = f"{prefix}/" if prefix else ""
     for gap in listing.gaps:
         shown = ", ".join(map(str, gap.missing[:10])) + (", ..." if gap.missing_count > 10 else "")
         detail = f"of the {gap.last_seq} manifest segments of this writer {gap.missing_count} are missing: {shown}"
-        yield Finding(kind=FindingKind.DANGLING, key=ObjectKey(f"{lead}manifest/{gap.writer}"), detail=detail)
+        folder = segment_listing_prefix(prefix, gap.writer).removesuffix("/")
+        yield Finding(kind=FindingKind.DANGLING, key=ObjectKey(folder), detail=detail)
     for key in listing.foreign:
         detail = "it lies among the manifest's segments, but durastore gives no object such a name"
         yield Finding(kind=FindingKind.UNTRACKED, key=key, detail=detail)
@@ -197,10 +197,10 @@ class _Scrub:
 
     def look_at_sizes(self, prefix: str) -> None:
         """LIST first; whatever it does not say the right size of is asked for by itself, twice where need be."""
-        held, lead = self._held, f"{prefix}/" if prefix else ""
+        held = self._held
         seen = np.full(len(held), _NOT_SEEN, dtype=np.int64)
-        for kind in ("packs/", "files/", "artifacts/"):
-            for page in self._store.list(f"{lead}{kind}"):
+        for folder in held_listing_prefixes(prefix):
+            for page in self._store.list(folder):
                 for number, stat in zip(held.find([stat.key.text for stat in page]), page, strict=True):
                     if number >= 0:
                         seen[number] = _NO_SIZE if stat.size_bytes is None else stat.size_bytes
@@ -249,8 +249,8 @@ class _Scrub:
         left = [n for n in numbers if self._held.key_text(n) not in state.done]
         self._read_before = len(numbers) - len(left)
         total = int(self._held.sizes[left].sum()) if left else 0
-        pace = _Pace(request.bytes_per_s, clock=self._clock)
-        for number, (outcome, size_bytes, is_second) in self._read_all(left, pace):
+        throttle = _Throttle(request.bytes_per_s, clock=self._clock)
+        for number, (outcome, size_bytes, is_second) in self._read_all(left, throttle):
             self._bytes_read += size_bytes
             self._bad_transfers += is_second and outcome is None
             if outcome is None:
@@ -264,12 +264,12 @@ class _Scrub:
             if on_progress is not None:
                 on_progress(self._bytes_read, total)
 
-    def _read_all(self, numbers: list[int], pace: _Pace) -> Iterator[tuple[int, _Read]]:
+    def _read_all(self, numbers: list[int], throttle: _Throttle) -> Iterator[tuple[int, _Read]]:
         pool = ThreadPoolExecutor(max_workers=_READS_AT_ONCE, thread_name_prefix="durastore-scrub")
         waiting: deque[tuple[int, Future[_Read]]] = deque()
         try:
             for number in numbers:
-                waiting.append((number, pool.submit(self._read_twice, number, pace)))
+                waiting.append((number, pool.submit(self._read_twice, number, throttle)))
                 if len(waiting) > 2 * _READS_AT_ONCE:
                     first, future = waiting.popleft()
                     yield first, future.result()
@@ -279,7 +279,7 @@ class _Scrub:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _read_twice(self, number: int, pace: _Pace) -> _Read:
+    def _read_twice(self, number: int, throttle: _Throttle) -> _Read:
         """A transfer may be damaged, and a server may err once: the second look is on a new connection."""
         held, rows = self._held.object_at(number), self._held.rows_at(number)
         outcome: Finding | UnverifiedObject | None = None
@@ -287,7 +287,7 @@ class _Scrub:
         for look in range(2):
             with closing(self._store.fresh_reader()) as reader:
                 try:
-                    outcome, size_bytes = check_object(reader, held, rows=rows, pace=pace.wait)
+                    outcome, size_bytes = check_object(reader, held, rows=rows, throttle=throttle.wait)
                     total += size_bytes
                 except _UNANSWERED as exc:
                     outcome = UnverifiedObject(key=held.key, reason=_reason(exc))
@@ -334,7 +334,7 @@ def _chosen(held: HeldObjects, share: float, *, seed: str) -> list[int]:
     return chosen or [int(np.argmin(ranks))]
 
 
-class _Pace:
+class _Throttle:
     """Keeps all readers together below a rate. Thread-safe."""
 
     def __init__(self, bytes_per_s: int | None, *, clock: Clock) -> None:

@@ -9,6 +9,7 @@ from durastore.formats.keys import (
     MAX_SEQ,
     PackKeyParts,
     SegmentKeyParts,
+    held_listing_prefixes,
     marker_key,
     pack_key,
     pack_listing_prefix,
@@ -45,6 +46,11 @@ def test_segment_keys(prefix: str) -> None:
     assert parse_pack_key(prefix, key) is None
     assert key.text.startswith(segment_listing_prefix(prefix, WRITER))
     assert key.text.startswith(segment_listing_prefix(prefix))
+
+
+def test_what_rows_may_name_lies_in_three_folders() -> None:
+    assert held_listing_prefixes("") == ("packs/", "files/", "artifacts/")
+    assert held_listing_prefixes("a/b") == ("a/b/packs/", "a/b/files/", "a/b/artifacts/")
 
 
 def test_marker_key() -> None:
