@@ -1,21 +1,42 @@
-"""The root marker: the small file that makes a directory a spool root, and tells whether it still is the same one.
+"""The root marker, which makes a directory a spool root and tells whether it still is the same one, and spool names.
 
-Duty: the value `RootRecord` and its JSON form (`docs/format/spool.md`). No I/O.
+Duty: the value `RootRecord` and its JSON form, and how spools are called (`docs/format/spool.md`). No I/O.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from durastore.errors import FormatUnsupported, IntegrityError
 from durastore.model import parse_json, render_json
 
-__all__ = ["MOVED_NAME", "ROOT_MARKER_NAME", "RootRecord", "parse_root", "render_root"]
+__all__ = [
+    "MOVED_NAME",
+    "ROOT_MARKER_NAME",
+    "RootRecord",
+    "parse_root",
+    "parse_spool_name",
+    "render_root",
+    "render_spool_name",
+]
 
 ROOT_MARKER_NAME = "durastore-root.json"
 MOVED_NAME = "MOVED-TO"
 """A file of this name in a root holds the path that its contents were moved to; such a root is not used again."""
 _FORMAT = 1
+_SPOOL = re.compile(r"w-([0-9]{2,6})")
+
+
+def render_spool_name(number: int) -> str:
+    """Folder name of a spool in its root: `w-00`, `w-01`, ..."""
+    return f"w-{number:02d}"
+
+
+def parse_spool_name(name: str) -> int | None:
+    """The number of the spool whose folder this is; None for every other name."""
+    match = _SPOOL.fullmatch(name)
+    return int(match[1]) if match is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ the kernel (/proc/locks), which does not tell of other PID namespaces. Nothing m
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -16,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from durastore.errors import FormatUnsupported, IntegrityError, SpoolUnreadable
-from durastore.formats.spool_root import MOVED_NAME
+from durastore.formats.spool_root import MOVED_NAME, parse_spool_name
 from durastore.formats.stop import StopRecord
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import holders
@@ -25,14 +24,13 @@ from durastore.model import PackState
 from durastore.objectstore.probe.result import MAX_RESULT_BYTES, ProbeResult
 from durastore.objectstore.probe.saved import newest_of, opened_root
 from durastore.spool.journal_db import SQLITE_ERRORS, failed_marker, has_tables, is_empty
+from durastore.spool.journal_file import newest_journal
 from durastore.spool.journal_rows import load_packs
 from durastore.spool.records import PackRecord
 from durastore.spool.stops import FACT_STOPPED, stops_in_force
 
 __all__ = ["JournalGlance", "PackTotals", "RootGlance", "SpoolGlance", "look_at_root", "opened_journal"]
 
-_SPOOL = re.compile(r"w-[0-9]{2,6}")
-_JOURNAL = re.compile(r"journal-([1-9][0-9]{0,8})\.sqlite")
 _BUSY_S = 2.0
 _ONLY_LOCAL = (
     PackState.OPEN,
@@ -111,7 +109,7 @@ def look_at_root(path: Path) -> RootGlance:
     """
     with opened_root(path) as root:
         try:
-            names = [name for name in root.names() if _SPOOL.fullmatch(name)]
+            names = [name for name in root.names() if parse_spool_name(name) is not None]
             spools = tuple(_look_at_spool(root, name) for name in names)
             found = [spool.journal.stop for spool in spools if spool.journal is not None]
             return RootGlance(
@@ -235,11 +233,10 @@ def opened_journal(folder: Folder) -> Iterator[sqlite3.Connection | None]:
     With `readonly_shm` SQLite maps the index of the log as it is, or builds one in memory: a look by another user, or
     at a spool on a full disk, leaves no file behind. A journal without a log is read as one that nobody changes.
     """
-    numbers = [int(match[1]) for name in folder.names() if (match := _JOURNAL.fullmatch(name))]
-    if not numbers:
+    name = newest_journal(folder)
+    if name is None:
         yield None
         return
-    name = f"journal-{max(numbers)}.sqlite"
     if folder.has(failed_marker(name)):
         raise SpoolUnreadable(f"journal {name} failed: the next open of the spool goes on in a new file")
     # the index of a log in use is there; without index and log the file is all there is

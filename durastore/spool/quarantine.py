@@ -17,6 +17,7 @@ from pathlib import Path
 from durastore.codec.decode import scan_sample
 from durastore.errors import ConfigError, DiskFailed, FormatUnsupported, IntegrityError, InvalidInput, SpoolUnreadable
 from durastore.formats.pack import RUN_MEMBER, PackMember, iter_pack
+from durastore.formats.spool_root import parse_spool_name
 from durastore.fsio.folder import Folder
 from durastore.fsio.relocate import relocate
 from durastore.model import PackKind, PackState
@@ -28,7 +29,6 @@ from durastore.spool.records import PackFile
 
 __all__ = ["QuarantinedFile", "ReleasedFile", "find_quarantined", "release_quarantined"]
 
-_SPOOL = re.compile(r"w-[0-9]{2,6}")
 _NUMBERED = re.compile(r"(.+)\.[0-9]{1,4}")
 _QUARANTINE = "quarantine"
 
@@ -128,7 +128,7 @@ def _move(quarantine: Folder, name: str, *, to: Path) -> None:
 def _quarantines(root: Folder) -> Iterator[tuple[str, Folder, Folder]]:
     """Each spool's name, folder and quarantine folder, open while it is looked at."""
     for spool in root.names():
-        if _SPOOL.fullmatch(spool):
+        if parse_spool_name(spool) is not None:
             with suppress(FileNotFoundError), root.child(spool) as folder, folder.child(_QUARANTINE) as quarantine:
                 yield spool, folder, quarantine
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from durastore.clock import Stamp
 from durastore.errors import IntegrityError, InvalidInput, SpoolUnreadable
 from durastore.formats.journal import as_text
+from durastore.formats.spool_root import render_spool_name
 from durastore.model import WriterId
 from durastore.spool.journal_file import reading_current
 from durastore.spool.root import SpoolRoot
-from durastore.spool.spool import spool_folder_name, spool_numbers
+from durastore.spool.spool import spool_numbers
 
 __all__ = ["FACT_LOOKED", "RootSessions", "load_root_sessions"]
 
@@ -42,7 +43,7 @@ def load_root_sessions(root: SpoolRoot) -> RootSessions:
     looked: list[Stamp] = []
     try:
         for number in spool_numbers(root):
-            with root.folder.child(spool_folder_name(number)) as folder, reading_current(folder) as conn:
+            with root.folder.child(render_spool_name(number)) as folder, reading_current(folder) as conn:
                 writers |= {WriterId(as_text(text)) for (text,) in conn.execute("SELECT writer FROM writers")}
                 upload_ids |= {as_text(text) for (text,) in conn.execute("SELECT upload_id FROM uploads")}
                 facts = conn.execute("SELECT value FROM facts WHERE name = ?", (FACT_LOOKED,))

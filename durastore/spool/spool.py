@@ -8,7 +8,6 @@ never unlink.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 
@@ -21,6 +20,7 @@ from durastore.errors import (
     SpoolUnreadable,
     UnsupportedFilesystem,
 )
+from durastore.formats.spool_root import parse_spool_name, render_spool_name
 from durastore.fsio.ballast import Ballast
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity
@@ -35,9 +35,8 @@ from durastore.spool.recovery import RecoveryReport, recover_spool
 from durastore.spool.root import SpoolRoot
 from durastore.spool.salvage import Place, SalvageReport, salvage_pack
 
-__all__ = ["Spool", "claim_idle_siblings", "find_locked", "spool_folder_name", "spool_numbers"]
+__all__ = ["Spool", "claim_idle_siblings", "find_locked", "spool_numbers"]
 
-_NAME = re.compile(r"w-([0-9]{2,6})")
 _LOCK = "lock"
 _BALLAST = "ballast"
 _BALLAST_BYTES = 32 << 20
@@ -262,7 +261,7 @@ def find_locked(root: SpoolRoot, *, held: Iterable[Spool]) -> list[str]:
     own = {spool.path.name for spool in held}
     locked: list[str] = []
     for number in spool_numbers(root):
-        name = spool_folder_name(number)
+        name = render_spool_name(number)
         if name in own:
             continue
         with root.folder.child(name) as folder:
@@ -276,17 +275,13 @@ def find_locked(root: SpoolRoot, *, held: Iterable[Spool]) -> list[str]:
 
 def spool_numbers(root: SpoolRoot) -> list[int]:
     """The numbers of all spools that were ever made in the root, sorted."""
-    matches = (_NAME.fullmatch(name) for name in root.folder.names())
-    return sorted(int(match[1]) for match in matches if match is not None)
-
-
-def spool_folder_name(number: int) -> str:
-    return f"w-{number:02d}"
+    numbers = map(parse_spool_name, root.folder.names())
+    return sorted(number for number in numbers if number is not None)
 
 
 def _try_claim(root: SpoolRoot, number: int, *, clock: Clock) -> Spool | None:
     with ExitStack() as opened:
-        folder = opened.enter_context(root.folder.ensure_child(spool_folder_name(number)))
+        folder = opened.enter_context(root.folder.ensure_child(render_spool_name(number)))
         lock = FlockedFile.try_lock(folder, _LOCK)
         if lock is None:
             return None
