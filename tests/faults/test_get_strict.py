@@ -1,4 +1,4 @@
-"""`durastore get` on the strict server: hidden versions, answers that cover another range."""
+"""`durastore get` on the strict server: versions that a delete marker hides."""
 
 from __future__ import annotations
 

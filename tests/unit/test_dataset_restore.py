@@ -76,14 +76,16 @@ def test_another_file_of_that_name_is_left_alone(
 
 
 @pytest.mark.parametrize("large_bytes", [1, 1 << 30])
-def test_a_truncated_file_of_that_name_is_no_copy(
+def test_a_damaged_file_of_that_name_is_no_copy(
     bucket: Bucket, tmp_path: Path, large_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restore_module, "_LARGE_BYTES", large_bytes)
     get(bucket, tmp_path, "doc/1")
     path = tmp_path / "doc/1.safetensors"
-    path.write_bytes(path.read_bytes()[:-1] + b"?")  # the size is right, the mtime new: neither decides
+    damaged = path.read_bytes()[:-1] + b"?"
+    path.write_bytes(damaged)  # the size is right, the mtime new: neither decides
     assert get(bucket, tmp_path, "doc/1").failed[0].error.code == "invalid-input"
+    assert path.read_bytes() == damaged
 
 
 def test_no_link_leads_out_of_the_folder(bucket: Bucket, tmp_path: Path) -> None:

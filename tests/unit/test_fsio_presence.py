@@ -209,7 +209,6 @@ def test_what_another_user_could_have_put_there_is_refused(
         name.chmod(0o770)
     if trap == "another-user":
         mine = os.geteuid()
-        monkeypatch.setattr(presence, "_own_child", presence._own_child)
         monkeypatch.setattr(os, "geteuid", iter([mine, mine, mine + 1]).__next__)
     with pytest.raises(OSError):  # noqa: PT011 - which one depends on the trap
         open_runtime_folder({})

@@ -84,7 +84,7 @@ def test_a_look_after_a_kill_leaves_no_trace(life: subprocess.Popen[str], tmp_pa
     assert spool.journal is not None
     # what only the log holds is seen: the last sample too
     assert sum(totals.samples for totals in spool.journal.states.values()) == 10
-    assert spool.journal.oldest_only_local_ns is not None or spool.journal.only_local_samples == 0
+    assert (spool.journal.oldest_only_local_ns is None) == (spool.journal.only_local_samples == 0)
 
 
 def test_a_closed_spool_leaves_no_trace_either(tmp_path: Path) -> None:
@@ -111,7 +111,8 @@ def test_a_glance_takes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise AssertionError("a glance took a lock")
 
     monkeypatch.setattr(FlockedFile, "try_lock", refuse)
-    look_at_root(tmp_path / "spool")
+    (spool,) = look_at_root(tmp_path / "spool").spools
+    assert (spool.name, spool.holders, spool.problem) == ("w-00", (), None)
 
 
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:

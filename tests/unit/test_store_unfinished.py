@@ -220,8 +220,9 @@ def test_an_endpoint_that_does_not_let_us_is_no_trouble(
 
 def test_an_adapter_of_an_older_port_is_no_trouble(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(FaultyStore, "list_uploads")
-    lab.begin()
-    lab.look()
+    kept = lab.begin()
+    lab.server_clock.advance(2 * WEEK_S)
+    assert lab.look() == [kept]
 
 
 def test_a_store_that_closes_stops_it(lab: Lab) -> None:
