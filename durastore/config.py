@@ -89,7 +89,7 @@ class StoreOptions:
     high_watermark_bytes: int = 64 * _GIB
     """`put` blocks while the spool holds more."""
     low_watermark_bytes: int = 48 * _GIB
-    """Lazy reclaim keeps this much locally."""
+    """Lazy reclaim keeps this much locally, and less only while a `put` waits for disk space."""
     reserve_bytes: int = _GIB
     """Free space of the file system that `put` never uses."""
     stall_s: float = 600.0

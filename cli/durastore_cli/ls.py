@@ -22,7 +22,7 @@ __all__ = ["command"]
 @click.argument("id_prefix", metavar="[PREFIX]", default="")
 @bucket_option
 @remote_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line: id, size, digest, key, time, tensors.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line: id, size, key, time, tensors, ...")
 @click.option("--meta", "with_meta", is_flag=True, help="With --json: each sample's meta too.")
 def command(*, id_prefix: str, bucket: str | None, as_json: bool, with_meta: bool, **remote: Any) -> None:
     """List the samples whose id begins with PREFIX (all without one), in byte order, one a line.
