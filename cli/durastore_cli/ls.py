@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +9,7 @@ import click
 from durastore_cli.exits import EPILOG
 from durastore_cli.options import bucket_option, given, needed_place, remote_options
 from durastore_cli.remote import opened_remote
-from durastore_cli.render import print_json_lines, print_lines
+from durastore_cli.render import print_json_lines, print_lines, time_text
 
 if TYPE_CHECKING:
     from durastore.dataset.listing import ListedSample
@@ -47,7 +46,7 @@ def _facts(sample: ListedSample) -> dict[str, Any]:
         "size_bytes": sample.size_bytes,
         "digest": sample.digest,
         "key": sample.key,
-        "time": datetime.fromtimestamp(sample.time_ns / 1e9, tz=UTC).isoformat(timespec="seconds"),
+        "time": time_text(sample.time_ns),
         "provenance": sample.provenance,
         "tensors": [
             {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "codec": t.codec} for t in sample.tensors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,13 +10,12 @@ from durastore.clock import SYSTEM_CLOCK
 from durastore_cli.exits import EPILOG
 from durastore_cli.options import bucket_option, given, needed_place, remote_options
 from durastore_cli.remote import opened_remote
-from durastore_cli.render import print_json, print_lines, shown
+from durastore_cli.render import finding_facts, finding_lines, print_json, print_lines, shown
 
 if TYPE_CHECKING:
     from durastore.manifest.compaction import CompactionReport
     from durastore.manifest.view import ResolvedView
     from durastore.model import ManifestRow
-    from durastore.reconcile.findings import Finding
     from durastore.reconcile.rebuild import RebuildPlan, RebuildReport
 
 __all__ = ["command"]
@@ -90,10 +88,10 @@ def rebuild(*, bucket: str | None, dry_run: bool, as_json: bool, **remote: Any) 
     findings = plan.findings if report is None else report.findings
     facts = _plan_facts(plan) if report is None else _report_facts(report)
     if as_json:
-        print_json({**facts, "findings": [_finding_facts(finding) for finding in findings]})
+        print_json({**facts, "findings": [finding_facts(finding) for finding in findings]})
     else:
         print_lines(f"{name}: {value}" for name, value in facts.items())
-        print_lines(_finding_lines(findings))
+        print_lines(finding_lines(findings))
     return _FINDINGS if findings else 0
 
 
@@ -192,17 +190,3 @@ def _report_facts(report: RebuildReport) -> dict[str, Any]:
         "rows_tombstoned": report.rows_tombstoned,
         "segments_published": len(report.segments),
     }
-
-
-def _finding_facts(finding: Finding) -> dict[str, Any]:
-    return {
-        "kind": finding.kind.value,
-        "key": finding.key.text,
-        "detail": finding.detail,
-        "size_bytes": finding.size_bytes,
-    }
-
-
-def _finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
-    for finding in findings:
-        yield f"{finding.kind.value}: {finding.key}: {finding.detail}"

@@ -57,11 +57,13 @@ SHARE = _Share()
 
 
 def bucket_option(command: F) -> F:
+    """`--bucket`; a command that cannot do without one asks `needed_place`."""
     text = "s3://bucket/prefix, a bucket name, or a path. [env: DURASTORE_BUCKET]"
     return click.option("--bucket", metavar="URL", help=text)(command)
 
 
 def local_option(command: F) -> F:
+    """`--local`; as `bucket_option`."""
     text = "The spool root on a local disk. [env: DURASTORE_LOCAL]"
     return click.option("--local", metavar="DIR", help=text)(command)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from durastore.clock import Stamp
 from durastore.config import resolve_options
 from durastore_cli.exits import EPILOG
 from durastore_cli.options import bucket_option, given, needed_place, remote_options
-from durastore_cli.render import print_json, print_lines
+from durastore_cli.render import print_json, print_lines, time_text
 
 if TYPE_CHECKING:
     from durastore.objectstore.probe.result import ProbeResult
@@ -93,7 +92,7 @@ def _facts(result: ProbeResult) -> dict[str, Any]:
 
 
 def _taken(result: ProbeResult) -> str:
-    return datetime.fromtimestamp(Stamp.parse(result.taken).wall_ns / 1e9, tz=UTC).isoformat(timespec="seconds")
+    return time_text(Stamp.parse(result.taken).wall_ns)
 
 
 def _lines(result: ProbeResult) -> Iterator[str]:

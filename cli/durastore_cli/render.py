@@ -1,18 +1,22 @@
 """Results on stdout: one JSON document, or lines for people.
 
-Duty: printing. Text from data (ids, reasons) is shown with control characters escaped, so that no sample id can steer a
-terminal.
+Duty: printing, and forms that several commands share. Text from data (ids, reasons) is shown with control characters
+escaped, so that no sample id can steer a terminal.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import click
 
-__all__ = ["print_json", "print_json_lines", "print_lines", "shown"]
+if TYPE_CHECKING:
+    from durastore.reconcile.findings import Finding
+
+__all__ = ["finding_facts", "finding_lines", "print_json", "print_json_lines", "print_lines", "shown", "time_text"]
 
 
 def print_json(value: Any) -> None:
@@ -42,3 +46,24 @@ def shown(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def time_text(time_ns: int) -> str:
+    """Unix nanoseconds as ISO 8601 in UTC, whole seconds."""
+    return datetime.fromtimestamp(time_ns / 1e9, tz=UTC).isoformat(timespec="seconds")
+
+
+def finding_facts(finding: Finding) -> dict[str, Any]:
+    """A finding as JSON has it."""
+    return {
+        "kind": finding.kind.value,
+        "key": finding.key.text,
+        "detail": finding.detail,
+        "size_bytes": finding.size_bytes,
+    }
+
+
+def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
+    """Findings for people, one a line."""
+    for finding in findings:
+        yield f"{finding.kind.value}: {finding.key}: {finding.detail}"

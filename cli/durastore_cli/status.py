@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from durastore.config import resolve_options, resolve_place
 from durastore_cli.exits import EPILOG
 from durastore_cli.options import bucket_option, given, local_option, needed_place, remote_options
 from durastore_cli.remote import opened_remote
-from durastore_cli.render import print_json, print_lines
+from durastore_cli.render import print_json, print_lines, time_text
 
 if TYPE_CHECKING:
     from durastore.spool.glance import RootGlance, SpoolGlance
@@ -108,7 +107,7 @@ def _probe_facts(root: RootGlance) -> Iterator[dict[str, Any]]:
 
 
 def _wall(stamp: str) -> str:
-    return datetime.fromtimestamp(Stamp.parse(stamp).wall_ns / 1e9, tz=UTC).isoformat(timespec="seconds")
+    return time_text(Stamp.parse(stamp).wall_ns)
 
 
 def _totals(manifest: ManifestTotals) -> dict[str, Any]:

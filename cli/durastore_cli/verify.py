@@ -13,7 +13,7 @@ from durastore_cli.exits import EPILOG
 from durastore_cli.options import SHARE, SIZE, bucket_option, given, needed_place, remote_options
 from durastore_cli.progress import Ticker
 from durastore_cli.remote import opened_remote
-from durastore_cli.render import print_json, print_lines
+from durastore_cli.render import finding_facts, finding_lines, print_json, print_lines
 
 if TYPE_CHECKING:
     from durastore.reconcile.scrub import ScrubReport
@@ -58,10 +58,7 @@ def command(*, bucket: str | None, deep: bool, share: float | None, as_json: boo
 def _facts(report: ScrubReport) -> dict[str, Any]:
     return {
         **_counts(report),
-        "findings": [
-            {"kind": f.kind.value, "key": f.key.text, "detail": f.detail, "size_bytes": f.size_bytes}
-            for f in report.findings
-        ],
+        "findings": [finding_facts(finding) for finding in report.findings],
         "unverified": [{"key": u.key.text, "reason": u.reason} for u in report.unverified],
         "exit_code": report.exit_code,
     }
@@ -86,6 +83,6 @@ def _lines(report: ScrubReport) -> Iterator[str]:
     yield from (f"{name}: {value}" for name, value in _counts(report).items())
     if not report.objects_read + report.objects_read_before:
         yield "only sizes were compared; --sample or --deep reads bytes"
-    yield from (f"{finding.kind.value}: {finding.key}: {finding.detail}" for finding in report.findings)
+    yield from finding_lines(report.findings)
     yield from (f"could not be looked at: {each.key}: {each.reason}" for each in report.unverified)
     yield f"findings: {len(report.findings)}, could not be looked at: {len(report.unverified)}"

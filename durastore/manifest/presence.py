@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from durastore.errors import StoreMissing
+from durastore.formats.keys import held_listing_prefixes, segment_listing_prefix
 from durastore.manifest.marker_store import fetch_marker
 from durastore.manifest.snapshot import Snapshot, fetch_snapshot
 from durastore.objectstore.port import ObjectStore
@@ -24,6 +25,6 @@ def check_present(store: ObjectStore, prefix: str) -> None:
     """Pass if the prefix holds a marker or anything of ours; `StoreMissing` otherwise. Safe to repeat."""
     if fetch_marker(store, prefix) is not None:
         return
-    lead = f"{prefix}/" if prefix else ""
-    if not any(page for kind in ("manifest", "packs", "files") for page in store.list(f"{lead}{kind}/")):
+    folders = (segment_listing_prefix(prefix), *held_listing_prefixes(prefix))
+    if not any(page for folder in folders for page in store.list(folder)):
         raise StoreMissing(f"there is no durastore at {store.url}/{prefix}", hint="check bucket and prefix")
