@@ -41,10 +41,10 @@ _MAX_NAME_BYTES = 255
 class Landed:
     """A sample that is on disk now; `is_new` False where a file of the same content was there before."""
 
-    path: Path
     size_bytes: int
     is_new: bool
     fetched_bytes: int
+    """What came from the bucket for it."""
 
 
 class Landing:
@@ -71,7 +71,7 @@ class Landing:
             if not folder.has(name):
                 return None
             _require_same(folder, name, is_same=_is_stored_sample(folder, name, entry=entry))
-        return self._landed(entry, entry.length, is_new=False)
+        return Landed(size_bytes=entry.length, is_new=False, fetched_bytes=0)
 
     def land_bytes(self, entry: SampleEntry, data: bytes | memoryview) -> Landed:
         """Stored bytes that the caller has checked. Raises as `land_large`."""
@@ -80,7 +80,7 @@ class Landing:
                 publish(folder, name, chunks=[data], expect_size=entry.length)
             except FileExistsError:
                 _require_same(folder, name, is_same=_is_stored_sample(folder, name, entry=entry))
-        return self._landed(entry, entry.length, fetched_bytes=entry.length)
+        return Landed(size_bytes=entry.length, is_new=True, fetched_bytes=entry.length)
 
     def land_encoded(self, sample: EncodedSample) -> Landed:
         """A sample in another form than the stored one. Raises as `land_large`."""
@@ -91,7 +91,7 @@ class Landing:
                 publish(folder, name, chunks=sample.chunks(), expect_size=sample.length)
             else:
                 _require_same(folder, name, is_same=_holds(folder, name, sample=sample))
-        return self._landed(entry, sample.length, is_new=is_new, fetched_bytes=sample.length)
+        return Landed(size_bytes=sample.length, is_new=is_new, fetched_bytes=sample.length)
 
     def land_large(self, source: PinnedObject, entry: SampleEntry) -> Landed:
         """The stored bytes of a sample of any size, a few MiB in memory at a time. Safe to repeat: goes on.
@@ -109,10 +109,7 @@ class Landing:
                 relocate(folder, part, target=folder, new_name=name)
             except FileExistsError:  # made in this moment
                 _require_same(folder, name, is_same=_is_stored_sample(folder, name, entry=entry))
-        return self._landed(entry, entry.length, fetched_bytes=fetched)
-
-    def _landed(self, entry: SampleEntry, size_bytes: int, *, is_new: bool = True, fetched_bytes: int = 0) -> Landed:
-        return Landed(path=self.path_of(entry), size_bytes=size_bytes, is_new=is_new, fetched_bytes=fetched_bytes)
+        return Landed(size_bytes=entry.length, is_new=True, fetched_bytes=fetched)
 
     def _opened(self, entry: SampleEntry) -> _OpenedPlace:
         path = self.path_of(entry)

@@ -43,6 +43,7 @@ class HeldRow:
 
     @property
     def end(self) -> int:
+        """First byte of the object behind the sample."""
         return self.offset + self.length
 
 
@@ -81,16 +82,13 @@ class HeldObjects:
         return len(self._keys)
 
     @property
-    def row_count(self) -> int:
-        return self._table.num_rows
-
-    @property
     def sizes(self) -> Numbers:
         """The recorded size of each object."""
         first = self._order[self._starts[:-1]]
         return self._table.column("object_size").to_numpy()[first].astype(np.int64)
 
     def key_text(self, number: int) -> str:
+        """The object's key; of one that is `astray` perhaps none that an `ObjectKey` could be."""
         text: str = self._keys[number].as_py()
         return text
 
@@ -110,6 +108,7 @@ class HeldObjects:
         return -1
 
     def object_at(self, number: int) -> HeldObject:
+        """The object as the first of its rows has it. `InvalidInput` for keys that are none (`astray`)."""
         row = self._record(int(self._order[self._starts[number]]))
         return HeldObject(
             key=ObjectKey(self.key_text(number)),
