@@ -62,6 +62,7 @@ class CompactionPlan:
 
     @property
     def is_needed(self) -> bool:
+        """False where a reader would fetch no fewer segments after it."""
         return bool(self.covers)
 
 

@@ -79,6 +79,7 @@ class ScrubState:
         self._append({"ended": True, "findings": findings})
 
     def close(self) -> None:
+        """Safe to repeat. What was noted stays."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)

@@ -103,7 +103,7 @@ def is_rollback_due(exc: BaseException) -> bool:
     return getattr(exc, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK
 
 
-def is_disk_full(exc: BaseException) -> bool:
+def _is_disk_full(exc: BaseException) -> bool:
     """True if SQLite found no room for a page (ENOSPC; a quota's EDQUOT it calls an I/O error). No sync had failed."""
     return getattr(exc, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
 
@@ -217,11 +217,11 @@ class JournalDatabase:
                     yield conn
                     conn.execute("COMMIT")
                 except BaseException as exc:
-                    if isinstance(exc, SQLITE_ERRORS) and not is_disk_full(exc):
+                    if isinstance(exc, SQLITE_ERRORS) and not _is_disk_full(exc):
                         raise
                     if conn.in_transaction:
                         conn.execute("ROLLBACK")
-                    if is_disk_full(exc):
+                    if _is_disk_full(exc):
                         raise self._no_room(exc) from exc
                     raise
                 if self._is_wal and self._wal_bytes() >= self._checkpoint_at:
@@ -239,7 +239,7 @@ class JournalDatabase:
         try:
             self._checkpoint()
         except sqlite3.Error as exc:
-            if not is_disk_full(exc):
+            if not _is_disk_full(exc):
                 raise
             self._checkpoint_at = _CHECKPOINT_BYTES + self._wal_bytes()
             return False

@@ -75,6 +75,7 @@ class Pace:
         self._waiting_since: float | None = None
 
     def emit(self, name: str, **facts: Fact) -> None:
+        """`bytes` of one of the three events counts; all other events pass."""
         size_bytes = facts.get("bytes")
         if name not in ("put", "upload.done", "reclaim.freed") or not isinstance(size_bytes, int):
             return
@@ -102,6 +103,7 @@ class Pace:
             self._waiting_since = None
 
     def rates(self) -> Rates:
+        """Over the last 60 s, or less: since the first put, and for uploads and frees since the store was opened."""
         with self._lock:
             now = self._clock.monotonic()
             return Rates(

@@ -41,6 +41,7 @@ class WaitNews:
         self._pace.emit("put", bytes=size_bytes)
 
     def begin(self) -> None:
+        """This thread's put begins to wait. Nothing is said yet."""
         with self._lock:
             self._waiting += 1
             if self._waiting > 1:

@@ -16,6 +16,7 @@ def with_zero_block(offset: int, data: bytes) -> bytes:
 
 
 def with_wrong_byte(offset: int, data: bytes) -> bytes:
+    """Bytes read at `offset`, one bit of the object's first byte flipped."""
     if offset or not data:
         return data
     return bytes([data[0] ^ 0x01]) + data[1:]
@@ -27,6 +28,7 @@ def misread(data: bytes) -> bytes:
 
 
 def overlay(offset: int, data: bytes, *, start: int, block: bytes) -> bytes:
+    """Bytes read at `offset`, with `block` in the place of what the object has from byte `start` on."""
     low, high = max(start, offset), min(start + len(block), offset + len(data))
     if low >= high:
         return data
