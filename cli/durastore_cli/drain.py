@@ -25,7 +25,7 @@ _SHOWN = 20
 @local_option
 @bucket_option
 @remote_options
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0), metavar="S", help="Give up after so many seconds.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0), metavar="S", help="Seconds to wait for each bucket.")
 @click.option(
     "--reclaim",
     type=click.Choice(["lazy", "eager", "never"]),
