@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import os
+import threading
 import zipfile
 from io import BufferedReader, FileIO
 from pathlib import PurePosixPath
@@ -25,6 +26,10 @@ _PICKLE = b"\x80"
 _ZIPS = frozenset({".pt", ".pth", ".npz"})
 DATA_SUFFIXES = frozenset({".safetensors", ".npy"}) | _ZIPS
 """Formats whose wholeness can be told. Files of others are never sent and never moved."""
+
+_PARSING = threading.Lock()
+"""Up to 3.12 CPython counts the depth of all syntax trees under way together: parsing in two threads at once may raise
+SystemError."""
 
 
 def is_data(path: str) -> bool:
@@ -78,7 +83,9 @@ def _npy_damage(fd: int, size: int) -> str | None:
     if start + header_bytes > size or header_bytes > _MAX_HEADER_BYTES:
         return "ends inside its header"
     try:
-        header = ast.literal_eval(os.pread(fd, header_bytes, start).decode("latin-1"))
+        text = os.pread(fd, header_bytes, start).decode("latin-1")
+        with _PARSING:
+            header = ast.literal_eval(text)
         descr, shape = header["descr"], header["shape"]
         if not isinstance(descr, str) or descr.endswith("O"):
             return None

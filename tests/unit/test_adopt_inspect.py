@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pickle
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +99,34 @@ def test_a_member_that_is_not_where_the_directory_says(tmp_path: Path) -> None:
     data[0:4] = bytes(4)
     path.write_bytes(bytes(data))
     assert _damage(path) is not None
+
+
+def test_arrays_are_looked_into_by_many_threads_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Python's parser of literals raised SystemError where two threads were in it
+    path = tmp_path / "a.npy"
+    np.save(path, np.zeros((3, 4)))
+    inside = threading.Lock()
+    plain = ast.literal_eval
+
+    def alone(text: str) -> object:
+        assert inside.acquire(blocking=False), "two threads at once"
+        try:
+            return plain(text)
+        finally:
+            time.sleep(0.001)
+            inside.release()
+
+    monkeypatch.setattr(ast, "literal_eval", alone)
+
+    def look(_: int) -> str | None:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            return find_damage(fd, path.name)
+        finally:
+            os.close(fd)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(look, range(64))) == [None] * 64
 
 
 def test_other_suffixes_are_no_data() -> None:
