@@ -21,6 +21,7 @@ __all__ = ["SWEPT", "main"]
 SWEPT = ("durastore/verify", "durastore/reclaim")
 _UNIT = "tests/unit/test_"
 _ENGINE = (f"{_UNIT}reclaim_engine.py",)
+_FOREIGN = (f"{_UNIT}reconcile_folder.py",)
 _ATTEST = (f"{_UNIT}verify_attest.py",)
 # The tests of a file first: most mutants end there, at little cost. What survives meets all of the rest.
 _FIRST = {
@@ -31,6 +32,7 @@ _FIRST = {
     "remote": (f"{_UNIT}verify_remote.py",),
     "verifier": (*_ATTEST, *_ENGINE),
     "plan": (f"{_UNIT}reclaim_plan.py",),
+    "foreign": _FOREIGN,
 }
 _ALL = (
     f"{_UNIT}verify_attest.py",
@@ -41,6 +43,7 @@ _ALL = (
     f"{_UNIT}verify_remote.py",
     f"{_UNIT}reclaim_plan.py",
     *_ENGINE,
+    *_FOREIGN,
     f"{_UNIT}store_lane_reclaim.py",
     f"{_UNIT}store_probing.py",
     f"{_UNIT}store_settling.py",
