@@ -6,18 +6,21 @@ folder that is not the one it was, or that lies in another spool root.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from io import FileIO
+from pathlib import Path, PurePosixPath
 
+from durastore.adopt.inspect import find_damage
 from durastore.clock import Clock
-from durastore.errors import RootMismatch, StoreMissing
+from durastore.errors import DiskFailed, RootMismatch, StoreMissing
 from durastore.formats.spool_root import ROOT_MARKER_NAME
 from durastore.fsio.folder import Folder
 from durastore.fsio.paths import open_parent
-from durastore.fsio.relocate import relocate
+from durastore.fsio.relocate import relocate, relocate_shared
 from durastore.model import Digest
 from durastore.reclaim.foreign import ForeignPlace
 from durastore.spool.root import SpoolRoot
@@ -98,20 +101,32 @@ def opened_place(folder: Folder, *, clock: Clock, is_any_filesystem_allowed: boo
 
 
 def put_aside(place: FolderPlace, path: str) -> str:
-    """Move a file of the folder into quarantine; returns its name there. OSError, `DiskFailed` where it cannot be."""
+    """Move a damaged file of the folder into quarantine; returns its name there. OSError, `DiskFailed` where it cannot
+    be, also where the file that was moved turns out to be whole: its producer wrote it anew, and it is put back.
+    """
     parent, name = open_parent(place.folder, path)
     try:
         wanted = quarantine_name(path)
         for attempt in range(10_000):
             new_name = wanted if attempt == 0 else f"{wanted}.{attempt}"
             try:
-                relocate(parent, name, target=place.spool.quarantine_folder, new_name=new_name)
+                relocate_shared(parent, name, target=place.spool.quarantine_folder, new_name=new_name)
             except FileExistsError:
                 continue
+            _check_moved(place, new_name, parent=parent, path=path)
             return new_name
     finally:
         parent.close()
     raise FileExistsError(f"{place.spool.quarantine_folder.path} holds ten thousand files called {wanted}")
+
+
+def _check_moved(place: FolderPlace, new_name: str, *, parent: Folder, path: str) -> None:
+    quarantine = place.spool.quarantine_folder
+    with closing(FileIO(quarantine.open_read(new_name))) as file:
+        if find_damage(file.fileno(), path) is not None:
+            return
+    relocate(quarantine, new_name, target=parent, new_name=PurePosixPath(path).name)
+    raise DiskFailed(f"{path} was written anew while it was moved, and is back in its place", errno=errno.EAGAIN)
 
 
 def quarantine_name(path: str) -> str:

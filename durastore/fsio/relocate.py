@@ -1,7 +1,8 @@
-"""Move a name within one file system without a moment in which the data has none.
+"""Move a name within one file system without a moment in which the data has none, and overwrite nothing.
 
-Order: link the new name -> sync its folder -> drop the old name -> sync that folder. A crash in between leaves two
-names of one inode, never none, and an existing target is never overwritten.
+`relocate`, in folders that only we write: link the new name -> sync its folder -> drop the old name -> sync that
+folder. A crash in between leaves two names of one inode, never none. `relocate_shared`, where others write: one rename.
+Dropping the old name by itself would drop what somebody put under it since the link, perhaps its only name (ADR 0007).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from durastore.errors import DiskFailed
 from durastore.fsio.folder import Folder
 from durastore.fsio.sys import SYS
 
-__all__ = ["relocate"]
+__all__ = ["relocate", "relocate_shared"]
 
 
 def relocate(source: Folder, name: str, *, target: Folder, new_name: str) -> None:
@@ -31,6 +32,23 @@ def relocate(source: Folder, name: str, *, target: Folder, new_name: str) -> Non
         if not _is_same_inode(source, name, target=target, new_name=new_name):
             raise OSError(5, "the new name is not the file that was linked")
         SYS.unlink(name, dir_fd=source.fd)
+        source.sync()
+    except FileExistsError:
+        raise
+    except OSError as exc:
+        where = f"{source.path / name} to {target.path / new_name}"
+        raise DiskFailed(f"moving {where}: {exc.strerror or exc}", errno=exc.errno) from exc
+
+
+def relocate_shared(source: Folder, name: str, *, target: Folder, new_name: str) -> None:
+    """Give whatever is called `name` now the place `new_name` in `target`: which file that was, the caller has to look.
+
+    FileExistsError if `new_name` is taken; `DiskFailed` on any other error, also where the file system cannot rename
+    without overwriting. A crash leaves the file under one of the two names.
+    """
+    try:
+        SYS.rename_new(name, new_name, source_fd=source.fd, target_fd=target.fd)
+        target.sync()
         source.sync()
     except FileExistsError:
         raise

@@ -6,6 +6,8 @@ Must never catch, retry or translate an error.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import os
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ from collections.abc import Sequence
 __all__ = ["SYS", "SystemCalls"]
 
 Buffer = bytes | bytearray | memoryview
+_RENAME_NOREPLACE = 1
 
 
 class SystemCalls:
@@ -46,6 +49,17 @@ class SystemCalls:
 
     def unlink(self, name: str, *, dir_fd: int) -> None:
         os.unlink(name, dir_fd=dir_fd)
+
+    def rename_new(self, source: str, target: str, *, source_fd: int, target_fd: int) -> None:
+        """renameat2 with RENAME_NOREPLACE: one step, and nothing is overwritten. ENOSYS where the C library has none,
+        EINVAL where the file system cannot.
+        """
+        call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+        if call is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        if call(source_fd, os.fsencode(source), target_fd, os.fsencode(target), _RENAME_NOREPLACE) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), source)
 
     def mkdir(self, name: str, mode: int, *, dir_fd: int) -> None:
         os.mkdir(name, mode, dir_fd=dir_fd)

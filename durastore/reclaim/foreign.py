@@ -19,7 +19,7 @@ from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity, identify
 from durastore.fsio.lease import NotLeased, check_leased, leased
 from durastore.fsio.paths import open_parent
-from durastore.fsio.relocate import relocate
+from durastore.fsio.relocate import relocate, relocate_shared
 from durastore.model import parse_json, render_json
 from durastore.observe.events import LOGGER, Observer
 from durastore.reclaim._unlink import unlink_proven
@@ -152,7 +152,7 @@ class ForeignReclaimer:
 
 def _move(parent: Folder, name: str, *, target: Folder, new_name: str) -> None:
     try:
-        relocate(parent, name, target=target, new_name=new_name)
+        relocate_shared(parent, name, target=target, new_name=new_name)
     except DiskFailed as exc:  # read-only, immutable: this file stays, others may go
         raise NotVerified(f"{name} cannot be moved: {exc.message}") from exc
 

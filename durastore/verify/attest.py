@@ -1,7 +1,7 @@
 """ATTESTED: believing a server's own checksum, where this endpoint was seen to refuse a wrong one.
 
-Duty: one HEAD and a ranged GET for each part on a connection of their own, compared with our bytes. Must never rest on
-what the uploader was told, and never on a checksum kind that the probe did not see refused on this write path.
+Duty: one HEAD and a ranged GET for each part and chunk on a connection of their own, compared with our bytes. Must
+never rest on what the uploader was told, and never on a checksum kind that the probe did not see refused on this write path.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+from collections.abc import Iterator
+from itertools import pairwise
 
 from durastore.clock import Clock
 from durastore.errors import IntegrityError, NotVerified
@@ -22,6 +24,7 @@ __all__ = ["attest", "compare_spots"]
 
 SPOT_BYTES = 64 << 10
 WHOLE_BYTES = 1 << 20  # up to here a spot costs hardly more when it is everything
+CHUNK_BYTES = 4 << 20  # what servers cut an object into: Ceph 4 MiB, SeaweedFS 4 to 8
 _HASH_BLOCK = 8 << 20
 
 
@@ -106,16 +109,27 @@ def _md5(fd: int, offset: int, *, length: int) -> hashlib._Hash:
 def compare_spots(
     reader: ObjectReader, record: PackRecord, *, fd: int, policy: ProofPolicy, if_match: str | None
 ) -> None:
-    """One random block, read where the data lie: an index entry whose data are gone answers HEAD (case B61). Of an
-    object that was sent in parts one of each, since parts get lost whole (case B47). Raises as `attest`.
+    """Random blocks, read where the data lie: an index entry whose data are gone answers HEAD (case B61).
+
+    One in each stretch that a server may keep, and lose, by itself: a part (case B47), of that what it cuts again into
+    chunks, and the halves of an object that went whole. Raises as `attest`.
     """
     size = record.size_bytes or 0
-    step = policy.part_bytes_of(record) if policy.is_multipart(record) else max(size, 1)
-    for start in range(0, max(size, 1), step):
-        room = min(step, size - start)
+    for start, room in _stretches(size, part_bytes=policy.part_bytes_of(record) if policy.is_multipart(record) else 0):
         length = room if room <= WHOLE_BYTES else SPOT_BYTES
         offset = start + random.SystemRandom().randrange(room - length + 1)
         _compare_block(reader, record, block=(offset, length), fd=fd, if_match=if_match)
+
+
+def _stretches(size: int, *, part_bytes: int) -> Iterator[tuple[int, int]]:
+    """Offset and length of each; `part_bytes` 0: the object went whole."""
+    step = part_bytes or max(size, 1)
+    least = 1 if part_bytes or size <= WHOLE_BYTES else 2
+    for part in range(0, max(size, 1), step):
+        room = min(step, size - part)
+        count = max(least, -(-room // CHUNK_BYTES))
+        cuts = [part + room * number // count for number in range(count + 1)]
+        yield from ((begin, end - begin) for begin, end in pairwise(cuts))
 
 
 def _compare_block(

@@ -16,6 +16,8 @@ EXPECTED = [
     # Drops a name after another one of the same inode was linked and synced.
     Use(file="durastore/fsio/relocate.py", function="relocate", what="durastore.fsio.sys.SYS.unlink"),
     # The system call itself, one method, so that crash tests can stop at it (ADR 0001).
+    # One step that overwrites nothing: how a file of others is moved out of its folder (ADR 0007).
+    Use(file="durastore/fsio/sys.py", function="SystemCalls.rename_new", what="getattr(None, 'renameat2')"),
     Use(file="durastore/fsio/sys.py", function="SystemCalls.unlink", what="os.unlink"),
     # The only one that can drop the last name of data; it spends a receipt.
     Use(file="durastore/reclaim/_unlink.py", function="unlink_proven", what="durastore.fsio.sys.SYS.unlink"),

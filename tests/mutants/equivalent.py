@@ -11,9 +11,8 @@ _ATTEST = "durastore/verify/attest.py"
 EXPLAINED: dict[str, str] = {
     f"{_ATTEST} | _compare_md5 | size = record.size_bytes or 0 | 0 -> 1": _SIZE,
     f"{_ATTEST} | compare_spots | size = record.size_bytes or 0 | 0 -> 1": _SIZE,
-    f"{_ATTEST} | compare_spots | step = policy.part_bytes_of(record) if policy.is_multipart(record) else max(size, 1)"
-    " | 1 -> 2": _BYTES,
-    f"{_ATTEST} | compare_spots | for start in range(0, max(size, 1), step): | 1 -> 2": _BYTES,
+    f"{_ATTEST} | _stretches | step = part_bytes or max(size, 1) | 1 -> 2": _BYTES,
+    f"{_ATTEST} | _stretches | for part in range(0, max(size, 1), step): | 1 -> 2": _BYTES,
     f"{_ATTEST} | compare_spots | length = room if room <= WHOLE_BYTES else SPOT_BYTES | <= -> <": (
         "a part of exactly 1 MiB is looked into by a block instead of whole, as every larger one is"
     ),

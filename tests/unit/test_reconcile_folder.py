@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -684,3 +685,51 @@ def test_a_file_touched_while_copies_settle_is_kept_until_the_next_run(lab: Fold
     assert lab.files() == {"a/1.npy": files["a/1.npy"]}
     lab.clock.sleep = sleep  # type: ignore[method-assign]
     assert lab.clear().exit_code == 0
+
+
+def _replace_before_the_move(lab: FolderLab, monkeypatch: pytest.MonkeyPatch, *, path: str, data: bytes) -> None:
+    """A producer finishes its next file under the name, at the last moment there is."""
+    plain, is_due = SYS.rename_new, [True]
+
+    def rename_new(source: str, target: str, *, source_fd: int, target_fd: int) -> None:
+        if is_due.pop() if is_due else False:
+            (lab.folder / "tmp-producer").write_bytes(data)
+            os.replace(lab.folder / "tmp-producer", lab.folder / path)
+        plain(source, target, source_fd=source_fd, target_fd=target_fd)
+
+    monkeypatch.setattr(SYS, "rename_new", rename_new)
+
+
+def test_a_file_that_came_under_the_name_while_it_was_moved_is_put_back(
+    lab: FolderLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.write("a/0.npy", npy(0))
+    lab.apply()
+    _replace_before_the_move(lab, monkeypatch, path="a/0.npy", data=npy(1))
+    lab.clear()
+    assert (lab.folder / "a/0.npy").read_bytes() == npy(1)
+    lab.check_nothing_lost()
+
+
+def test_a_damaged_file_that_was_written_anew_while_it_was_moved_is_put_back(
+    lab: FolderLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.write("a/0.npy", npy(0)[:-16])
+    _replace_before_the_move(lab, monkeypatch, path="a/0.npy", data=npy(1))
+    report = lab.apply()
+    assert (lab.folder / "a/0.npy").read_bytes() == npy(1)
+    assert report.exit_code != 0
+
+
+def test_nothing_is_moved_where_the_file_system_cannot_rename_without_overwriting(
+    lab: FolderLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: str, target: str, *, source_fd: int, target_fd: int) -> None:
+        raise OSError(errno.EINVAL, "not here")
+
+    lab.write("a/0.npy", npy(0))
+    lab.write("a/1.npy", npy(1)[:-16])
+    lab.apply()
+    monkeypatch.setattr(SYS, "rename_new", refuse)
+    lab.clear()
+    assert (lab.folder / "a/0.npy").read_bytes() == npy(0)

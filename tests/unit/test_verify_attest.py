@@ -21,11 +21,12 @@ from durastore.objectstore.probe.result import ChecksumKind
 from durastore.observe.events import Counting, Observer, Silent
 from durastore.spool.records import PackRecord
 from durastore.testing.faulty import Fault, FaultyStore
-from durastore.verify.attest import attest
+from durastore.verify.attest import CHUNK_BYTES, WHOLE_BYTES, _stretches, attest
 from durastore.verify.verifier import BucketIdentity, Verifier
 from tests.unit.reclaim_lab import Chosen
 from tests.unit.verify_lab import DATA, KEY, policy, probe_result, record
 
+MIB = 1 << 20
 CLOCK = ManualClock()
 GUARDED = policy(probe=probe_result(ChecksumKind.CRC64NVME))
 
@@ -371,3 +372,36 @@ def test_every_connection_of_its_own_is_closed(store: FaultyStore, pack: PackRec
     with pytest.raises(NotVerified, match="marker"):
         looking.open_batch([pack])
     assert len(opened) == len(closed) == 4
+
+
+@pytest.mark.parametrize("part_bytes", [0, 5 * MIB, 8 * MIB, 16 * MIB])
+@pytest.mark.parametrize("size", [0, 1, 64 << 10, MIB, MIB + 1, 2 * MIB, 4 * MIB, 9 * MIB + 7, 64 * MIB])
+def test_every_stretch_that_a_server_may_lose_by_itself_gets_a_look(size: int, part_bytes: int) -> None:
+    # case B47; and an object sent whole may lose a half or a chunk of it
+    found = list(_stretches(size, part_bytes=part_bytes))
+    assert [start for start, _ in found] == [0, *(start + length for start, length in found[:-1])]
+    assert sum(length for _, length in found) == size
+    assert all(length <= CHUNK_BYTES for _, length in found)
+    edges = {start for start, _ in found}
+    assert edges >= set(range(0, size, part_bytes or size or 1))
+    if not part_bytes and size > WHOLE_BYTES:
+        assert size // 2 in edges or len(found) > 2
+
+
+@pytest.mark.parametrize("lost", [slice(0, MIB), slice(MIB, 2 * MIB)])
+def test_a_lost_half_of_an_object_sent_whole_is_always_noticed(lost: slice, tmp_path: Path) -> None:
+    data = os.urandom(2 * MIB)
+    held = bytearray(data)
+    held[lost] = bytes(MIB)
+    made = MemoryStore()
+    made.put(KEY, bytes(held), crc64nvme=None, metadata={})
+    crc = crc64nvme_b64(data)
+    sealed = record(CLOCK, size_bytes=len(data), crc64nvme=crc, etag=made.head(KEY).etag, part_bytes=0)
+    (tmp_path / "pack").write_bytes(data)
+    opened = os.open(tmp_path / "pack", os.O_RDONLY)
+    try:
+        for _ in range(8):
+            with pytest.raises(IntegrityError, match="differs from pack"):
+                attest(cast(Any, Told(made, crc64nvme=crc)), sealed, fd=opened, policy=GUARDED, clock=CLOCK)
+    finally:
+        os.close(opened)
