@@ -1,7 +1,8 @@
 """ATTESTED: believing a server's own checksum, where this endpoint was seen to refuse a wrong one.
 
 Duty: one HEAD and a ranged GET for each part and chunk on a connection of their own, compared with our bytes. Must
-never rest on what the uploader was told, and never on a checksum kind that the probe did not see refused on this write path.
+never rest on what the uploader was told, and never on a checksum kind that the probe did not see refused on this write
+path.
 """
 
 from __future__ import annotations
