@@ -7,7 +7,9 @@ RECLAIMED. A crash after the intent leaves a question that recovery answers by l
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from durastore.errors import DurastoreError, IntegrityError, NotVerified, ObjectAbsent
 from durastore.model import PackState
@@ -19,7 +21,7 @@ from durastore.spool.records import LostSample
 from durastore.spool.spool import Spool
 from durastore.verify.verifier import ProofBatch, Verifier
 
-__all__ = ["ReclaimReport", "Reclaimer"]
+__all__ = ["ReclaimListener", "ReclaimReport", "Reclaimer"]
 
 
 @dataclass(slots=True)
@@ -38,13 +40,26 @@ class ReclaimReport:
     """Names of packs whose object the bucket no longer holds: they went back to SEALED."""
 
 
+class ReclaimListener(Protocol):
+    """Hears at once, in the thread of the batch, what is gone on both sides: an error later in the batch, which takes
+    the report with it, must not take this along.
+    """
+
+    def on_lost(self, lost: Sequence[LostSample]) -> None: ...
+
+    def on_unexplained(self, pack_id: int, reason: str) -> None: ...
+
+
 class Reclaimer:
     """Frees local packs of one spool. One batch at a time; the spool's lock must be held by this process."""
 
-    def __init__(self, spool: Spool, verifier: Verifier, *, observer: Observer) -> None:
+    def __init__(
+        self, spool: Spool, verifier: Verifier, *, observer: Observer, listener: ReclaimListener | None = None
+    ) -> None:
         self._spool = spool
         self._verifier = verifier
         self._observer = observer
+        self._listener = listener
 
     def execute(self, plan: ReclaimPlan) -> ReclaimReport:
         """Prove and free each pack of the plan. What cannot be proven stays and is named in the report.
@@ -123,6 +138,8 @@ class Reclaimer:
             # not said to be lost after one look: the next opening looks twice, and buries the rows if it has to
             report.kept[record.name] = f"no local file, and the bucket does not give it back: {exc.message}"
             report.unexplained[record.pack_id] = exc.message
+            if self._listener is not None:
+                self._listener.on_unexplained(record.pack_id, exc.message)
             LOGGER.error("pack %s has no local file and cannot be read back: %s", record.name, exc)
             return
         self._spool.journal.record_found_remote(record.pack_id, evidence)
@@ -144,7 +161,11 @@ class Reclaimer:
         try:
             self._verifier.look_twice(record)
         except (ObjectAbsent, IntegrityError):
-            report.lost.extend(self._spool.salvage(record.pack_id, reason=exc.message).lost)
+            salvaged = self._spool.salvage(record.pack_id, reason=exc.message)
+            report.lost.extend(salvaged.lost)
+            if salvaged.lost and self._listener is not None:
+                self._listener.on_lost(salvaged.lost)
+            salvaged.raise_unless_full()
 
     def _keep(self, batch: ProofBatch, record: PackRecord, *, exc: DurastoreError, report: ReclaimReport) -> None:
         report.kept[record.name] = exc.message

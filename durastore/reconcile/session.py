@@ -75,7 +75,6 @@ class Session:
             evidence_ttl_s=request.options.evidence_ttl_s,
             settle_s=request.foreign_settle_s,
             receipt_ttl_s=request.options.receipt_ttl_s,
-            multipart_above=_LIMITS.multipart_above,
             part_bytes=_LIMITS.part_bytes,
         )
         bucket = BucketIdentity(prefix=self.prefix, store_id=store_id)

@@ -177,6 +177,7 @@ def _settle_damaged(session: Session, spool: Spool, *, pack_id: int, applied: Ap
         applied.quarantined[record.name] = report.quarantined
     for lost in report.lost:
         LOGGER.error("sample %s of pack %s is LOST: %s", lost.sample_id, lost.pack_name, lost.reason)
+    report.raise_unless_full()
 
 
 def _work(session: Session, root: SpoolRoot, *, applied: Applied) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from durastore.errors import JournalFailed
+from durastore.errors import DiskFailed, JournalFailed
 from durastore.fsio.append import DurableFile
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
@@ -189,7 +189,7 @@ def _set_aside_older(folder: Folder, quarantine: Folder, *, number: int) -> None
 
 def set_aside(folder: Folder, name: str, *, quarantine: Folder) -> str:
     """Move a doubtful file into quarantine under its own name, or with a number added if that is taken; returns the
-    name it got. Never overwrites, never drops a last name.
+    name it got. Never overwrites, never drops a last name. `DiskFailed` where that cannot be done.
     """
     for attempt in range(10_000):
         new_name = name if attempt == 0 else f"{name}.{attempt}"
@@ -198,4 +198,4 @@ def set_aside(folder: Folder, name: str, *, quarantine: Folder) -> str:
         except FileExistsError:
             continue
         return new_name
-    raise FileExistsError(f"{quarantine.path} holds ten thousand files called {name}")
+    raise DiskFailed(f"{quarantine.path} holds ten thousand files called {name}", hint="release some of them")

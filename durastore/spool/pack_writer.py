@@ -31,7 +31,7 @@ from durastore.formats.pack import TRAILER, member_header, member_padding, run_m
 from durastore.fsio.append import DurableFile
 from durastore.fsio.identity import FileIdentity
 from durastore.fsio.publish import publish
-from durastore.model import PackKind, Run, SampleEntry, Tombstone
+from durastore.model import PackKind, PackState, Run, SampleEntry, Tombstone
 from durastore.spool.journal import PackRecord, SealFacts
 from durastore.spool.pack_bytes import PackHasher
 from durastore.spool.records import LostSample, PackFile
@@ -122,15 +122,20 @@ class PackWriter:
         """Seal the open tar, if it holds a sample; also saves what an earlier failure left to be saved.
 
         `DiskFailed` if that is not possible now, or if acknowledged samples turned out to be unreadable (once, naming
-        them; the journal keeps them as LOST). Safe to repeat.
+        them; the journal keeps them as LOST). A copy that waits for room does not keep the open tar from being sealed:
+        the error comes after that. Safe to repeat.
         """
         with self._using():
-            self._save_abandoned()
+            waiting = self._save_abandoned()
+            # sealed all the same: only what is sealed is sent, and freed, which makes the room that is waited for
+            record = self._seal(self._open) if self._open is not None else None
             if self._lost:
                 lost, self._lost = self._lost, []
                 names = ", ".join(sample.sample_id.text for sample in lost[:10])
                 raise SpoolUnreadable(f"{len(lost)} acknowledged samples cannot be read back: {names}")
-            return self._seal(self._open) if self._open is not None else None
+            if waiting is not None:
+                raise waiting
+            return record
 
     def open_age_s(self) -> float | None:
         """Seconds since the open tar was begun; None without one. Infinite while `seal_open` has something to save or
@@ -299,20 +304,37 @@ class PackWriter:
                     self._save_abandoned()
             raise
 
-    def _save_abandoned(self) -> None:
-        """Copy what was acknowledged from abandoned files into new sealed packs."""
+    def _save_abandoned(self) -> DiskFailed | None:
+        """Copy what was acknowledged from abandoned files into new sealed packs. Returns why the first of those that
+        found no room has to wait; the others are saved all the same.
+        """
         self._save_at = self._clock.monotonic() + _SAVE_EVERY_S
+        waiting: DiskFailed | None = None
         for pack_id, reason in list(self._abandoned.items()):
-            self._require_room_for_copy(pack_id)
-            lost = self._spool.salvage(pack_id, reason=reason).lost
-            self._lost.extend(lost)
-            if lost and self._listener is not None:
-                self._listener.on_lost(lost)  # before any caller hears of it: who puts one of them again gets it stored
-            del self._abandoned[pack_id]
+            try:
+                self._save(pack_id, reason=reason)
+            except DiskFailed as exc:
+                if not exc.is_full:
+                    raise
+                waiting = waiting or exc
+        return waiting
 
-    def _require_room_for_copy(self, pack_id: int) -> None:
-        """A copy that cannot end well would take, for a moment, the last space that the journal's records need."""
+    def _save(self, pack_id: int, *, reason: str) -> None:
         record = self._journal.pack(pack_id)
+        if record.state is not PackState.OPEN:
+            # sealed before whoever sealed it was interrupted: a whole file, on its way, and not the writer's any more
+            del self._abandoned[pack_id]
+            return
+        self._require_room_for_copy(record)
+        report = self._spool.salvage(pack_id, reason=reason)
+        del self._abandoned[pack_id]  # it is on record: whatever follows, it is not copied once more
+        self._lost.extend(report.lost)
+        if report.lost and self._listener is not None:
+            self._listener.on_lost(report.lost)  # before any caller: who puts one of them again gets it stored
+        report.raise_unless_full()
+
+    def _require_room_for_copy(self, record: PackRecord) -> None:
+        """A copy that cannot end well would take, for a moment, the last space that the journal's records need."""
         wanted = (record.size_bytes or 0) if record.sample_count else 0
         if wanted > self._spool.free_bytes():
             raise DiskFailed(f"no room to copy the {wanted} bytes of abandoned pack {record.name}", errno=errno.ENOSPC)

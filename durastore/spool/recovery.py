@@ -16,6 +16,7 @@ from durastore.errors import SpoolUnreadable
 from durastore.formats.keys import pack_key
 from durastore.fsio.identity import identify
 from durastore.model import Digest, PackState
+from durastore.observe.events import LOGGER
 from durastore.spool.journal import PackRecord, SealFacts
 from durastore.spool.journal_file import set_aside
 from durastore.spool.pack_bytes import hash_file, is_sealed_content, is_well_framed, read_exact, sample_fault, sync_file
@@ -87,8 +88,18 @@ class RecoveryReport:
 
 def recover_spool(place: Place) -> RecoveryReport:
     """Run it all. `SpoolUnreadable` if a file cannot be read, `DiskFailed` if a copy cannot be written. Repeatable."""
+    report = RecoveryReport(journal_replaced=place.journal.replaced)
+    try:
+        _recover(place, report)
+    except Exception:
+        for line in report.lines():  # a repetition finds it settled, and would not say it again
+            LOGGER.error("recovery of %s was cut short; up to there: %s", place.packs.path.parent, line)
+        raise
+    return report
+
+
+def _recover(place: Place, report: RecoveryReport) -> None:
     journal = place.journal
-    report = RecoveryReport(journal_replaced=journal.replaced)
     journal.drop_reclaimed()
     journal.announce_writer()
     if journal.get_fact(FACT_REBUILD) is not None:
@@ -101,7 +112,6 @@ def recover_spool(place: Place) -> RecoveryReport:
         _recover_sealed(place, record, report=report)
     _settle_untracked(place, report)
     report.is_older = journal.get_fact(FACT_OLDER) is not None
-    return report
 
 
 def _recover_all_open(place: Place, report: RecoveryReport) -> None:
@@ -161,6 +171,8 @@ def _salvage(place: Place, record: PackRecord, *, reason: str, report: RecoveryR
     report.lost.extend(outcome.lost)
     if outcome.quarantined is not None:
         report.set_aside.append(outcome.quarantined)
+    if outcome.left is not None:
+        raise outcome.left
 
 
 def _restore_lost(place: Place, record: PackRecord, *, report: RecoveryReport) -> None:

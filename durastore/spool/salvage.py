@@ -6,7 +6,8 @@ Order, so that a crash at any point loses nothing and a repetition ends the same
 2. publish a new file with those that match (all or nothing; it is not in the journal yet, so a crash here makes it an
    untracked file, and the salvage begins anew)
 3. one journal transaction: the pack id gets the new file, SEALED; what did not match becomes a LOST pack
-4. move the old file, which no pack names any more, into quarantine
+4. move the old file, which no pack names any more, into quarantine; where the disk refuses that it stays, untracked, as
+   after a crash: what became of the samples is on record by then, and whoever asked has to hear of it
 Must never drop a byte: the old file stays, whole, in quarantine.
 """
 
@@ -16,18 +17,22 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from durastore.errors import SpoolUnreadable
+from durastore.errors import DiskFailed, SpoolUnreadable
 from durastore.formats.keys import pack_key
 from durastore.formats.pack import TRAILER, member_header, member_padding, run_member
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
 from durastore.model import Digest, PackKind, PackState, Run, SampleEntry, WriterId
+from durastore.observe.events import LOGGER
 from durastore.spool.journal import Journal, PackRecord
 from durastore.spool.journal_file import set_aside
 from durastore.spool.pack_bytes import PackHasher, read_exact, sample_fault
 from durastore.spool.records import LostSample, PackFile, Replacement, SealFacts
 
 __all__ = ["Place", "SalvageReport", "salvage_pack"]
+
+# every byte of it was read back from the bucket: there is nothing to save, and its record is for those who wait on it
+_HELD_ELSEWHERE = (PackState.RECLAIMED, PackState.QUARANTINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +54,24 @@ class SalvageReport:
     """Samples that are now in a new SEALED file under the same pack id."""
     lost: tuple[LostSample, ...]
     quarantined: str | None
-    """Name of the old file in quarantine; None if there was none."""
+    """Name of the old file in quarantine; None if there was none, or if it could not be moved there."""
+    left: DiskFailed | None = None
+    """Why the old file could not be moved: it stays among the packs, and the next recovery sets it aside."""
+
+    def raise_unless_full(self) -> None:
+        """To be asked once `lost` was told: a disk that refuses the move for another reason than room is a bad one."""
+        if self.left is not None and not self.left.is_full:
+            raise self.left
 
 
 def salvage_pack(place: Place, record: PackRecord, *, reason: str) -> SalvageReport:
     """Copy every acknowledged sample that still matches into a new sealed file, and set the old one aside.
 
     `SpoolUnreadable` if the old file cannot be read, `DiskFailed` if the new one cannot be written: nothing changed
-    then. Safe to repeat.
+    then. A pack that the bucket holds whole (RECLAIMED, QUARANTINED) is left as it is. Safe to repeat.
     """
+    if record.state in _HELD_ELSEWHERE:
+        return SalvageReport(saved=0, lost=(), quarantined=None)
     entries = place.journal.entries(record.pack_id)
     source = next((folder for folder in (place.packs, place.quarantine) if folder.has(record.name)), None)
     good: list[SampleEntry] = []
@@ -76,14 +90,19 @@ def salvage_pack(place: Place, record: PackRecord, *, reason: str) -> SalvageRep
     elif not good and record.state is not PackState.LOST:
         place.journal.move_back(record.pack_id, PackState.LOST, reason=reason)
     quarantined = record.name if source is place.quarantine else None
+    left: DiskFailed | None = None
     if source is place.packs:
-        quarantined = set_aside(place.packs, record.name, quarantine=place.quarantine)
+        try:
+            quarantined = set_aside(place.packs, record.name, quarantine=place.quarantine)
+        except DiskFailed as exc:  # most often a full one; what became of the samples is on record and must be told
+            LOGGER.error("%s stays among the packs until the spool is opened again: %s", record.name, exc)
+            left = exc
     lost = tuple(
         LostSample(sample_id=entry.sample_id, pack_name=record.name, reason=faults[entry.offset])
         for entry in entries
         if entry.offset in faults
     )
-    return SalvageReport(saved=len(good), lost=lost, quarantined=quarantined)
+    return SalvageReport(saved=len(good), lost=lost, quarantined=quarantined, left=left)
 
 
 def _faults(fd: int, record: PackRecord, *, entries: Sequence[SampleEntry]) -> dict[int, str]:

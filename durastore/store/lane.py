@@ -7,6 +7,7 @@ Must never drop an outcome: every started piece of work comes back through `_fin
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ class Lane:
         self._services = services
         self._membership = membership
         self._segmenter = Segmenter(spool, services=services, membership=membership, lane=number)
-        self._reclaimer = Reclaimer(spool, services.verifier, observer=services.observer)
+        self._reclaimer = Reclaimer(spool, services.verifier, observer=services.observer, listener=self)
         self._backoff = Backoff(services.clock)
         self._busy: set[int] = set()
         self._begun_early: set[int] = set()
@@ -63,7 +64,7 @@ class Lane:
             "segment": self._after_segment,
             "reclaim": self._after_reclaim,
         }
-        self._lost_groups = 0
+        self._loss_numbers = itertools.count(-1, -1)  # asked by several threads
         self._is_segmenting = False
         self._is_reclaiming = False
         self._reclaim_at = 0.0
@@ -196,16 +197,22 @@ class Lane:
         self._membership.add_pending(entries, lane=self.number, pack_id=pack_id)
 
     def on_lost(self, lost: Sequence[LostSample]) -> None:
-        """Called by the writer, or after a salvage: these acknowledged samples cannot be read any more."""
+        """Called by the writer, by reclaim, or after a rescue: these acknowledged samples cannot be read any more."""
         self._membership.forget_lost(sample.sample_id for sample in lost)
         names = ", ".join(sample.sample_id.text for sample in lost[:10])
-        self._lost_groups += 1
         # told under a number that no pack has: what was saved of the pack goes on under the pack's own
-        self._failed[-self._lost_groups] = PackFailed(
+        failure = self._failed[next(self._loss_numbers)] = PackFailed(
             f"pack {lost[0].pack_name} was damaged on disk; {len(lost)} samples are LOST: {names}",
             hint="look at the disk; the next run makes these samples again",
         )
-        LOGGER.error("%s", self._failed[-self._lost_groups].message)
+        LOGGER.error("%s", failure.message)
+
+    def on_unexplained(self, pack_id: int, reason: str) -> None:
+        """Called by reclaim: neither side gives this pack back (`ReclaimListener`)."""
+        self._failed[pack_id] = PackFailed(
+            f"pack {pack_id} has no local file, and the bucket does not give it back: {reason}",
+            hint="open the store again: it looks twice, and names what is lost",
+        )
 
     def _due(self, *states: PackState) -> list[PackRecord]:
         return [
@@ -248,9 +255,8 @@ class Lane:
 
     def _opener(self, record: PackRecord) -> Callable[[], int] | None:
         """How to open the local side; None where it is gone and the object has to be read back in full."""
-        if not self.spool.packs_folder.has(record.name):
-            return None
-        return partial(self.spool.packs_folder.open_read, record.name)
+        folder = self.spool.packs_folder
+        return partial(folder.open_read, record.name) if folder.has(record.name) else None
 
     def _after_verification(self, record: PackRecord | None, future: Future[Evidence]) -> bool:
         assert record is not None
@@ -309,6 +315,7 @@ class Lane:
         report = self.spool.salvage(record.pack_id, reason=str(error))
         if report.lost:
             self.on_lost(report.lost)
+        report.raise_unless_full()
         return True
 
     def _waiting_text(self) -> str:
@@ -378,13 +385,6 @@ class Lane:
         error = future.exception()
         if error is None:
             report = future.result()
-            if report.lost:
-                self.on_lost(report.lost)
-            for pack_id, reason in report.unexplained.items():
-                self._failed[pack_id] = PackFailed(
-                    f"pack {pack_id} has no local file, and the bucket does not give it back: {reason}",
-                    hint="open the store again: it looks twice, and names what is lost",
-                )
             if not report.packs:
                 self._reclaim_at = self._services.clock.monotonic() + 30 * _RECLAIM_EVERY_S
             return bool(report.packs)

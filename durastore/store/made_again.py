@@ -32,7 +32,8 @@ def settle_doubtful(spool: Spool, services: Services) -> None:
         LOGGER.error("the content of %s in pack %s, which no journal knew, is not used", sample_id, record.name)
     for record in doubtful:
         if not spool.journal.pack(record.pack_id).sample_count:
-            spool.salvage(record.pack_id, reason="nothing in it counts")  # which forgets it, and sets its file aside
+            # which forgets it, and sets its file aside
+            spool.salvage(record.pack_id, reason="nothing in it counts").raise_unless_full()
         spool.journal.set_fact(f"{FACT_DOUBTFUL}{record.pack_id}", None)
 
 

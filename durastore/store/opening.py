@@ -301,7 +301,6 @@ class _Opener:
             evidence_ttl_s=options.evidence_ttl_s,
             settle_s=options.settle_s,
             receipt_ttl_s=options.receipt_ttl_s,
-            multipart_above=_LIMITS.multipart_above,
             part_bytes=_LIMITS.part_bytes,
             audit_share=options.audit_share,
         )

@@ -165,12 +165,14 @@ class Settling:
         """The record first: a crash in between leaves a LOST pack, whose rows leave the view at the next open."""
         entries = spool.journal.entries(record.pack_id)
         report = spool.record_lost(record.pack_id, reason=str(error))
+        names = ", ".join(sample.sample_id.text for sample in report.lost[:10])
+        # before the bucket is asked for anything: an endpoint that fails now must not take this along
+        LOGGER.error("pack %s: %d of %d samples are LOST: %s", record.name, len(report.lost), len(entries), names)
+        report.raise_unless_full()
         if record.manifested_in is not None:
             for lost in spool.journal.packs(PackState.LOST):
                 if lost.key == record.key:
                     self._bury(spool, lost)
-        names = ", ".join(sample.sample_id.text for sample in report.lost[:10])
-        LOGGER.error("pack %s: %d of %d samples are LOST: %s", record.name, len(report.lost), len(entries), names)
 
     def _bury_lost(self, spool: Spool) -> None:
         """Rows of every LOST pack leave the view, once: a loss found within a session had no time for it, and a

@@ -71,7 +71,9 @@ class UploadReply:
     settled_by: Literal["answer", "head"]
     """`head`: the answer was lost, and the object was recognised by its write id or content facts."""
     part_bytes: int | None = None
-    """Size of the parts that were sent (of all but the last); 0: the object went whole."""
+    """Size of the parts that were sent (of all but the last); 0: the object went whole. None where it was recognised
+    by a look: an earlier writing, under other limits, may have made it, and the level of proof goes by the path.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,8 @@ class _Multipart:
             await self._context.offload.run(self._source.rewind)
             parts = await PartSender(self._job, self._source, context=self._context, session=session).run()
             await self._context.offload.run(self._source.finish)
-            return replace(await self._complete(session, parts), part_bytes=session.part_bytes)
+            reply = await self._complete(session, parts)
+            return replace(reply, part_bytes=session.part_bytes) if reply.settled_by == "answer" else reply
         except SessionGone:
             await self._forget()
             raise
@@ -108,7 +109,7 @@ class _Multipart:
             look = partial(fetch_settlement, self._transport, self._job)
             settled = await self._context.calls.run(Request(what=f"HEAD of {self._job.key}", is_write=False), look)
         if settled is not None:
-            return replace(settled, part_bytes=recorded.part_bytes)
+            return settled
         await self._forget()
         return await self._begin()
 

@@ -46,7 +46,7 @@ async def send_single(job: UploadJob, source: PackSource, *, context: UploadCont
     finally:
         context.budget.release(job.size_bytes)
     context.observer.emit("upload.sent", size_bytes=job.size_bytes)
-    return replace(reply, part_bytes=0)
+    return replace(reply, part_bytes=0 if reply.settled_by == "answer" else None)
 
 
 class _Put:

@@ -94,7 +94,7 @@ def _compare_md5(record: PackRecord, stat: ObjectStat, *, policy: ProofPolicy, f
     joined = b"".join(_md5(fd, at, length=min(step, size - at)).digest() for at in cuts)
     expected = f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(cuts)}"
     if stat.etag.strip('"').lower() != expected:
-        # it may have been cut otherwise (an upload whose part size is not on record), so this alone is no damage
+        # what was sent in these parts may be stored in others, so this alone is no damage
         raise NotVerified(f"pack {record.name}: etag {stat.etag} is not the MD5 of its parts' MD5s as we cut them")
 
 

@@ -24,10 +24,8 @@ class ProofPolicy:
     settle_s: float
     """Least time between the later of upload and manifest segment and the look that may free the file."""
     receipt_ttl_s: float
-    multipart_above: int
-    """Packs larger than this go in parts; of one whose upload says how it was cut, that counts."""
     part_bytes: int
-    """Size of the parts of a pack whose upload does not say it (recorded by an older version)."""
+    """Size of the parts to look into of a pack of which nobody knows how it was sent."""
     audit_share: float = 0.01
     """Share of packs read back in full, whatever the endpoint attests."""
     probe: ProbeResult | None = None
@@ -43,21 +41,35 @@ class ProofPolicy:
         return EvidenceLevel.ATTESTED if self.checksum_for(record) is not None else EvidenceLevel.READ_BACK
 
     def checksum_for(self, record: PackRecord) -> ChecksumKind | None:
-        """The checksum that this pack's write path was seen to guard and that we can compare; None: read back."""
+        """The checksum that this pack's write path was seen to guard and that we can compare; None: read back.
+
+        Where the path is not known (the object was found under its key, or an older version recorded it), both have to
+        be guarded, by a checksum that does not depend on the parts.
+        """
         if self.probe is None or record.size_bytes is None:
             return None
-        path = WritePath.MULTIPART if self.is_multipart(record) else WritePath.SINGLE
-        kind = self.probe.checksum_of(path)
-        return kind if self.probe.level_of(path) is EvidenceLevel.ATTESTED and kind in _COMPARED else None
+        kinds = {self._guarded_by(self.probe, path) for path in self.paths_of(record)}
+        if record.part_bytes is None and kinds != {ChecksumKind.CRC64NVME}:
+            return None
+        return kinds.pop()
+
+    def paths_of(self, record: PackRecord) -> tuple[WritePath, ...]:
+        """The write path by which the pack went, as recorded; both of them where that is not known."""
+        if record.part_bytes is None:
+            return (WritePath.SINGLE, WritePath.MULTIPART)
+        return (WritePath.MULTIPART if record.part_bytes else WritePath.SINGLE,)
 
     def is_multipart(self, record: PackRecord) -> bool:
-        """Whether the pack was sent in parts: as recorded, else by today's limit."""
-        if record.part_bytes is not None:
-            return record.part_bytes > 0
-        return (record.size_bytes or 0) > self.multipart_above
+        """Whether the pack was sent in parts, or may have been."""
+        return WritePath.MULTIPART in self.paths_of(record)
 
     def part_bytes_of(self, record: PackRecord) -> int:
         """Size of the parts (but the last) of a pack that was sent in parts. A resumed upload keeps the size that it
         began with, whatever is the limit today.
         """
         return record.part_bytes or self.part_bytes
+
+    @staticmethod
+    def _guarded_by(probe: ProbeResult, path: WritePath) -> ChecksumKind | None:
+        kind = probe.checksum_of(path)
+        return kind if probe.level_of(path) is EvidenceLevel.ATTESTED and kind in _COMPARED else None

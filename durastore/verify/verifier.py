@@ -17,6 +17,7 @@ from durastore.fsio.identity import FileIdentity, identify
 from durastore.manifest.marker_store import fetch_marker
 from durastore.model import Evidence, ObjectKey
 from durastore.objectstore.port import ObjectReader, ObjectStore
+from durastore.objectstore.probe.result import WritePath
 from durastore.observe.events import Observer
 from durastore.spool.records import PackRecord
 from durastore.verify.attest import attest, compare_spots
@@ -58,7 +59,7 @@ class Verifier:
         self._clock = clock
         self._observer = observer
         self._distrust: str | None = None
-        self._earned: set[tuple[str | None, bool]] = set()
+        self._earned: set[tuple[str | None, WritePath]] = set()
         self._is_probe_awaited = False
         self._tell_distrust: Callable[[str], None] = _nobody
         self._tell_again: Callable[[str], None] = _nobody
@@ -130,7 +131,9 @@ class Verifier:
         try:
             if open_local is None or self._is_read_in_full(record, policy):
                 evidence = self._read_back(reader, record)
-                self._earned.add((policy.probe_id, policy.is_multipart(record)))
+                paths = policy.paths_of(record)
+                if len(paths) == 1:  # a copy of which nobody knows how it went speaks for neither path
+                    self._earned.add((policy.probe_id, paths[0]))
                 return evidence
             return self._attest(reader, record, policy=policy, open_local=open_local)
         except IntegrityError as exc:
@@ -159,7 +162,7 @@ class Verifier:
         """
         if policy.checksum_for(record) is None or self._distrust is not None:
             return True
-        if (policy.probe_id, policy.is_multipart(record)) not in self._earned:
+        if any((policy.probe_id, path) not in self._earned for path in policy.paths_of(record)):
             return True
         return random.SystemRandom().random() < policy.audit_share
 

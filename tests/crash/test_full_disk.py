@@ -19,8 +19,10 @@ import numpy as np
 import pytest
 
 import durastore
-from durastore.errors import SpoolFull
+from durastore.codec.encode import EncodedSample, encode_sample
+from durastore.errors import DiskFailed, SpoolFull
 from durastore.fsio.sys import SYS
+from durastore.model import SampleId
 from durastore.spool import spool as spool_module
 from durastore.store.store import Store
 from durastore.testing.oracles import lost_samples
@@ -277,4 +279,46 @@ def test_a_store_opens_on_a_full_disk_and_is_drained(scene: Scene) -> None:
         scene.put(store, *[f"after/{n}" for n in range(10)])
     assert "ballast" in scene.unlinked
     assert scene.foreign.exists()
+    scene.check()
+
+
+def leave(scene: Scene, size: int) -> None:
+    """Somebody else's file takes all but so much."""
+    scene.foreign.unlink(missing_ok=True)
+    scene.fill()
+    with scene.foreign.open("r+b") as file:
+        file.truncate(max(0, scene.foreign.stat().st_size - size))
+        os.fsync(file.fileno())
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_the_open_tar_is_sealed_while_a_copy_waits_for_room(scene: Scene, is_torn: bool) -> None:
+    """20 MB of an abandoned tar are to be copied, 6 MiB are free, and the 18 MB of the next tar would make room."""
+    store = scene.open(pack_target_bytes=64 * MIB, seal_age_s=1e9, reclaim="eager", stall_s=1e9)
+    parts = store._parts
+
+    def encoded(name: str) -> EncodedSample:
+        return encode_sample(SampleId(name), tensors_of(name), context=store._context(name, None, inputs=None))
+
+    try:
+        scene.put(store, *[f"a{n}" for n in range(66)])
+        writer = parts.lanes[0].writer
+        assert writer is not None
+        if is_torn:
+            leave(scene, 0)
+            with pytest.raises(DiskFailed):
+                parts.intake.put([encoded("torn")])  # past the waiting of `Store.put`
+            assert writer._abandoned
+            writer._save_at += 3_600  # not looked at again before the disk is as it should be
+        leave(scene, 30 * MIB)
+        names = [f"b{n}" for n in range(60)]
+        parts.intake.put([encoded(name) for name in names])
+        scene.acknowledged |= {name: tensors_of(name) for name in names}
+        leave(scene, 6 * MIB)
+        store.drain(60)
+        scene.foreign.unlink()
+        scene.put(store, "last")  # only with the ballast back
+        store.drain(60)
+    finally:
+        store.abandon()
     scene.check()

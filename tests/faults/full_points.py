@@ -20,7 +20,7 @@ import pytest
 from durastore.fsio.sys import SYS
 from durastore.spool.journal_db import JournalDatabase
 
-__all__ = ["FullPoints"]
+__all__ = ["FullPoints", "refuse_to_set_aside", "refuse_to_write"]
 
 _CALLS = ("open", "fsync", "fdatasync", "link", "link_fd", "preallocate")
 
@@ -101,3 +101,32 @@ class FullPoints:
                     raise error
 
         return writing
+
+
+def refuse_to_set_aside(monkeypatch: pytest.MonkeyPatch, *, times: int, code: int = errno.ENOSPC) -> list[int]:
+    """The next links into a quarantine folder fail; returns a list whose one number says how many more will."""
+    plain = SYS.link
+    left = [times]
+
+    def link(name: str, new_name: str, *, source_fd: int, target_fd: int) -> None:
+        if left[0] and os.readlink(f"/proc/self/fd/{target_fd}").endswith("quarantine"):
+            left[0] -= 1
+            raise OSError(code, os.strerror(code))
+        plain(name, new_name, source_fd=source_fd, target_fd=target_fd)
+
+    monkeypatch.setattr(SYS, "link", link)
+    return left
+
+
+def refuse_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next write into a file finds no room; the one after that does."""
+    plain = SYS.writev
+    is_due = [True]
+
+    def writev(fd: int, buffers: Sequence[Any]) -> int:
+        if is_due[0]:
+            is_due[0] = False
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return plain(fd, buffers)
+
+    monkeypatch.setattr(SYS, "writev", writev)

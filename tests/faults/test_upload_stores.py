@@ -5,21 +5,26 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from durastore.clock import ManualClock
 from durastore.errors import ConfigError, DurastoreError, IntegrityError
+from durastore.model import EvidenceLevel
 from durastore.objectstore.directory import DirectoryStore
 from durastore.objectstore.location import S3Options
 from durastore.objectstore.memory import MemoryStore
 from durastore.objectstore.port import ObjectStore
+from durastore.objectstore.probe.result import ChecksumKind
 from durastore.objectstore.retrying import RetryPolicy
 from durastore.testing.faulty import Fault, FaultRule, FaultyStore
 from durastore.upload.engine import Uploader
 from durastore.upload.job import UploadLimits
 from durastore.upload.transports import choose_transport
 from tests.unit.upload_fakes import Pack
+from tests.unit.verify_lab import policy, probe_result, record
 
 PART = 1000
 LIMITS = UploadLimits(part_bytes=PART, multipart_above=PART, budget_bytes=4 * PART, max_requests=4)
@@ -58,8 +63,28 @@ def test_a_second_sending_recognises_the_first(store: ObjectStore, tmp_path: Pat
     engine = _engine(store)
     for pack in _packs(tmp_path, [10, 3 * PART]):
         engine.submit(pack.job()).result(10)
-        assert engine.submit(pack.job()).result(10).settled_by == "head"
+        again = engine.submit(pack.job()).result(10)
+        assert (again.settled_by, again.part_bytes) == ("head", None), "who looks does not see how it was sent"
     engine.close(5)
+
+
+def test_an_object_sent_in_parts_before_the_limit_was_raised_is_no_single_put(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    (pack,) = _packs(tmp_path, [3 * PART])
+    engine = _engine(store)
+    assert engine.submit(pack.job()).result(20).part_bytes == PART
+    engine.close(5)
+    # the pack went back to SEALED for a doubt: another write id, no session; and today's limit is higher
+    limits = UploadLimits(multipart_above=1 << 20)
+    engine = Uploader(choose_transport(store, "auto", max_requests=4), limits=limits, policy=POLICY)
+    reply = engine.submit(replace(pack.job(), write_id="another", session=None)).result(20)
+    engine.close(5)
+    assert (reply.settled_by, reply.part_bytes) == ("head", None)
+    found = record(ManualClock(), etag=reply.etag, part_bytes=reply.part_bytes)
+    # of this endpoint only single PUTs were seen to be checked
+    today = policy(probe=probe_result(ChecksumKind.CRC64NVME, None))
+    assert today.level_for(found) is EvidenceLevel.READ_BACK
 
 
 def test_other_bytes_under_the_key_stay_and_are_a_conflict(store: ObjectStore, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ _POLICY_TESTS = "tests/unit/test_verify_policy.py"
 _CLOCK_TESTS = "tests/unit/test_clock.py"
 _ATTEST_TESTS = "tests/unit/test_verify_attest.py"
 _ENGINE_TESTS = "tests/unit/test_reclaim_engine.py"
+_UPLOAD_TESTS = "tests/faults/test_upload_stores.py"
 
 
 def _guard(name: str, clause: str, *, before: str, after: str, test: str) -> Mutant:
@@ -179,15 +180,31 @@ _EVIDENCE_GUARDS = (
         name="single-path-speaks-for-both",
         clause="the level is chosen per write path",
         file=POLICY,
-        before="path = WritePath.MULTIPART if self.is_multipart(record) else WritePath.SINGLE",
-        after="path = WritePath.SINGLE",
+        before="return (WritePath.MULTIPART if record.part_bytes else WritePath.SINGLE,)",
+        after="return (WritePath.SINGLE,)",
         tests=(f"{_POLICY_TESTS}::test_each_write_path_speaks_for_itself",),
+    ),
+    Mutant(
+        name="an-unknown-path-is-a-single-put",
+        clause="the level is chosen per write path",
+        file=POLICY,
+        before="            return (WritePath.SINGLE, WritePath.MULTIPART)\n",
+        after="            return (WritePath.SINGLE,)\n",
+        tests=(f"{_POLICY_TESTS}::test_a_pack_of_which_nobody_knows_how_it_went_needs_both_paths",),
+    ),
+    Mutant(
+        name="found-is-sent-whole",
+        clause="the level is chosen per write path",
+        file="durastore/upload/single.py",
+        before='part_bytes=0 if reply.settled_by == "answer" else None)',
+        after="part_bytes=0)",
+        tests=(f"{_UPLOAD_TESTS}::test_an_object_sent_in_parts_before_the_limit_was_raised_is_no_single_put",),
     ),
     Mutant(
         name="checksum-without-its-level",
         clause="ATTESTED only by what was seen refused",
         file=POLICY,
-        before="return kind if self.probe.level_of(path) is EvidenceLevel.ATTESTED and kind in _COMPARED else None",
+        before="return kind if probe.level_of(path) is EvidenceLevel.ATTESTED and kind in _COMPARED else None",
         after="return kind if kind in _COMPARED else None",
         tests=(f"{_POLICY_TESTS}::test_a_checksum_counts_only_with_its_level",),
     ),
@@ -568,7 +585,7 @@ _BATCH_GUARDS = (
         name="believed-before-one-full-read",
         clause="ATTESTED only where an endpoint guards what is really stored",
         file=VERIFIER,
-        before="if (policy.probe_id, policy.is_multipart(record)) not in self._earned:",
+        before="if any((policy.probe_id, path) not in self._earned for path in policy.paths_of(record)):",
         after="if False:",
         tests=(f"{_ATTEST_TESTS}::test_one_write_path_earns_nothing_for_the_other",),
     ),

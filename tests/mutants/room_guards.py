@@ -7,10 +7,15 @@ from tests.mutants.mutant import Mutant
 __all__ = ["ROOM"]
 
 _FULL = "a full disk is waited for (ADR 0006)"
+_TOLD = "a loss is told, whatever fails after it"
+_ONCE = "only what is still the writer's is saved"
 _BALLAST_TESTS = "tests/unit/test_fsio_ballast.py"
 _JOURNAL_TESTS = "tests/unit/test_journal_file.py"
 _ROOM_TESTS = "tests/unit/test_store_room.py"
 _STEP_TESTS = "tests/faults/test_full_disk_steps.py"
+_WRITER_TESTS = "tests/unit/test_spool_pack_writer.py"
+_RECOVERY_TESTS = "tests/unit/test_spool_recovery.py"
+_RECLAIM_TESTS = "tests/unit/test_store_lane_reclaim.py"
 JOURNAL = "durastore/spool/journal_db.py"
 
 ROOM = (
@@ -77,5 +82,74 @@ ROOM = (
         before="                if not exc.is_full:\n                    raise\n",
         after="                raise\n",
         tests=(_STEP_TESTS,),
+    ),
+    Mutant(
+        name="a-waiting-copy-keeps-the-tar-open",
+        clause=_FULL,
+        file="durastore/spool/pack_writer.py",
+        before="            waiting = self._save_abandoned()\n",
+        after="            if (waiting := self._save_abandoned()) is not None:\n                raise waiting\n",
+        tests=(f"{_WRITER_TESTS}::test_a_copy_without_room_keeps_neither_the_open_tar_nor_another_copy_waiting",),
+    ),
+    Mutant(
+        name="a-waiting-copy-keeps-the-others-waiting",
+        clause=_FULL,
+        file="durastore/spool/pack_writer.py",
+        before="                waiting = waiting or exc\n",
+        after="                return exc\n",
+        tests=(f"{_WRITER_TESTS}::test_a_copy_without_room_keeps_neither_the_open_tar_nor_another_copy_waiting",),
+    ),
+    Mutant(
+        name="loss-untold-where-the-file-cannot-be-moved",
+        clause=_TOLD,
+        file="durastore/spool/salvage.py",
+        before="            left = exc\n",
+        after="            raise\n",
+        tests=(
+            f"{_STEP_TESTS}::test_a_sample_lost_before_its_upload_is_told_although_its_file_cannot_be_set_aside",
+            f"{_STEP_TESTS}::test_a_sample_lost_in_an_abandoned_tar_is_told_although_its_file_cannot_be_set_aside",
+        ),
+    ),
+    Mutant(
+        name="loss-told-with-the-report-only",
+        clause=_TOLD,
+        file="durastore/reclaim/engine.py",
+        before="                self._listener.on_lost(salvaged.lost)\n",
+        after="                pass\n",
+        tests=(f"{_RECLAIM_TESTS}::test_a_loss_is_told_although_the_same_batch_ends_in_an_error",),
+    ),
+    Mutant(
+        name="doubt-told-with-the-report-only",
+        clause=_TOLD,
+        file="durastore/reclaim/engine.py",
+        before="                self._listener.on_unexplained(record.pack_id, exc.message)\n",
+        after="                pass\n",
+        tests=(
+            f"{_RECLAIM_TESTS}::test_a_pack_that_neither_side_has_is_told_although_the_same_batch_ends_in_an_error",
+        ),
+    ),
+    Mutant(
+        name="loss-untold-where-recovery-is-cut-short",
+        clause=_TOLD,
+        file="durastore/spool/recovery.py",
+        before="        for line in report.lines():  # a",
+        after="        for line in ():  # a",
+        tests=(f"{_RECOVERY_TESTS}::test_a_loss_is_told_although_the_recovery_ends_in_an_error",),
+    ),
+    Mutant(
+        name="saved-whatever-its-state",
+        clause=_ONCE,
+        file="durastore/spool/pack_writer.py",
+        before="        if record.state is not PackState.OPEN:\n",
+        after="        if False:\n",
+        tests=(f"{_WRITER_TESTS}::test_a_tar_that_was_sealed_before_its_sealing_was_interrupted_is_not_copied",),
+    ),
+    Mutant(
+        name="saved-and-saved-again",
+        clause=_ONCE,
+        file="durastore/spool/salvage.py",
+        before="    if record.state in _HELD_ELSEWHERE:\n",
+        after="    if False:\n",
+        tests=(f"{_RECOVERY_TESTS}::test_a_pack_that_the_bucket_holds_whole_is_not_salvaged",),
     ),
 )

@@ -9,6 +9,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from durastore.spool.spool import Spool
 from tests.unit.spool_lab import (
     LIMITS,
     RUN,
+    advance,
     assert_obtainable,
     assert_settled,
     content,
@@ -439,3 +441,57 @@ def test_a_large_sample_whose_file_cannot_be_published_leaves_nothing(
 
 def test_the_limits_have_the_documented_defaults() -> None:
     assert (PackLimits().target_bytes, PackLimits().single_bytes) == (64 << 20, 16 << 20)
+
+
+def test_a_tar_that_was_sealed_before_its_sealing_was_interrupted_is_not_copied(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is whole and on its way: another thread has sent it by the time that the writer looks again."""
+    writer = writer_of(spool)
+    pack_id = writer.append([sample("a")])[0][0]
+    plain = spool.journal.seal
+
+    def seal(*args: Any) -> Any:
+        plain(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool.journal, "seal", seal)
+        with pytest.raises(KeyboardInterrupt):
+            writer.seal_open()
+    sent = advance(spool, pack_id, to=PackState.UPLOADED)
+    assert writer.seal_open() is None
+    assert spool.journal.pack(pack_id) == sent
+    assert spool.packs_folder.names() == [sent.name]
+    assert_obtainable(spool, [sample("a")])
+    writer.close()
+
+
+def test_a_copy_without_room_keeps_neither_the_open_tar_nor_another_copy_waiting(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = writer_of(spool)
+    kept = []
+    for names in (["big-1", "big-2", "big-3"], ["small"]):
+        kept += [sample(name, size=8_000 if len(names) > 1 else 100) for name in names]
+        writer.append(kept[-len(names) :])
+        with monkeypatch.context() as patch:
+            patch.setattr(spool, "free_bytes", lambda: 0)
+            Failing(patch).at("writev", 1, code=errno.ENOSPC)
+            with pytest.raises(DiskFailed):
+                writer.append([sample("refused")])
+    kept.append(sample("open"))
+    ((pack_id, _),) = writer.append(kept[-1:])
+    with monkeypatch.context() as patch:
+        patch.setattr(spool, "free_bytes", lambda: 10_000)
+        with pytest.raises(DiskFailed, match="no room to copy") as caught:
+            writer.seal_open()
+        assert caught.value.is_full
+    assert spool.journal.pack(pack_id).state is PackState.SEALED
+    assert [r.state for r in spool.journal.packs()].count(PackState.SEALED) == 2
+    assert_obtainable(spool, kept)
+    writer.seal_open()
+    assert {r.state for r in spool.journal.packs()} == {PackState.SEALED}
+    assert_obtainable(spool, kept)
+    writer.close()
+    reopened(spool)

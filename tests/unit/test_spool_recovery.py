@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from durastore.errors import DurastoreError, SpoolUnreadable
+from durastore.errors import DiskFailed, DurastoreError, SpoolUnreadable
 from durastore.fsio.sys import SYS
 from durastore.model import Digest, PackState, SampleId, WriterId
 from durastore.spool import pack_bytes, recovery
@@ -20,6 +20,7 @@ from durastore.spool.journal_db import JournalDatabase
 from durastore.spool.records import PackFile
 from durastore.spool.recovery import RecoveryReport
 from durastore.spool.spool import Spool
+from tests.faults.full_points import refuse_to_set_aside
 from tests.property.disk_image import DiskImage
 from tests.unit.spool_lab import (
     advance,
@@ -443,6 +444,39 @@ def test_a_salvage_can_fail_anywhere_and_is_done_at_the_next_try(
         assert_obtainable(spool, [*SAMPLES, BIG])
         assert_settled(spool)
         assert spool.quarantine_folder.has(opened.name)
+
+
+def test_a_loss_is_told_although_the_recovery_ends_in_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with left_behind(tmp_path) as spool:
+        opened = tar_of(spool)
+        entry = spool.journal.entries(opened.pack_id)[1]
+        rewrite(spool, opened.name, flipped(entry.offset + entry.length - 1))
+        with monkeypatch.context() as patch:
+            left = refuse_to_set_aside(patch, times=1)
+            with pytest.raises(DiskFailed):
+                spool.recover()
+            assert left == [0]
+        assert f"samples LOST: {entry.sample_id}" in caplog.text
+        assert [r.name for r in spool.journal.packs(PackState.LOST)] == [opened.name]
+        assert recover_twice(spool).set_aside == [opened.name]
+
+
+@pytest.mark.parametrize("state", [PackState.QUARANTINED, PackState.RECLAIMED])
+def test_a_pack_that_the_bucket_holds_whole_is_not_salvaged(tmp_path: Path, state: PackState) -> None:
+    with left_behind(tmp_path, is_sealed=True) as spool:
+        record = advance(spool, tar_of(spool).pack_id, to=PackState.MANIFESTED)
+        if state is PackState.QUARANTINED:
+            spool.journal.move_back(record.pack_id, state, reason="its bytes are others")
+        else:
+            spool.journal.record_intent(record.pack_id, "a receipt")
+            spool.journal.record_reclaimed(record.pack_id)
+        before = state_of(spool)
+        report = spool.salvage(record.pack_id, reason="it was abandoned once")
+        assert (report.saved, report.lost, report.quarantined, report.left) == (0, (), None, None)
+        assert state_of(spool) == before
+        assert spool.journal.pack(record.pack_id).state is state
 
 
 # --- a lost journal --------------------------------------------------------------------------------------------------

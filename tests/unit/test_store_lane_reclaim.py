@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from durastore.model import PackState
+from durastore.errors import EndpointUnreachable
+from durastore.model import PackState, SampleId
+from durastore.spool.journal import PackRecord
 from durastore.store.lane import Lane
+from durastore.verify.verifier import ProofBatch
 from tests.unit.reclaim_lab import SETTLE_S, ReclaimLab, lab, services_of
+from tests.unit.test_reclaim_engine import flip
 
 __all__ = ["lab"]
 
@@ -92,3 +98,63 @@ def test_expired_evidence_is_taken_anew(lab: ReclaimLab) -> None:
     assert not try_once(lane_of(lab, reclaim="eager"))
     assert lab.state(record) is PackState.UPLOADED
     assert lab.is_here(record)
+
+
+class Members:
+    """What a store holds, as far as it hears of losses."""
+
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+
+    def forget_lost(self, sample_ids: Iterable[SampleId]) -> None:
+        self.lost += [sample_id.text for sample_id in sample_ids]
+
+
+def cut_at(monkeypatch: pytest.MonkeyPatch, record: PackRecord) -> None:
+    """The connection ends at the proof of this pack."""
+    plain = ProofBatch.prove
+
+    def prove(batch: ProofBatch, planned: PackRecord, fd: int) -> Any:
+        if planned.pack_id == record.pack_id:
+            raise EndpointUnreachable("the connection was cut")
+        return plain(batch, planned, fd)
+
+    monkeypatch.setattr(ProofBatch, "prove", prove)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_loss_is_told_although_the_same_batch_ends_in_an_error(
+    lab: ReclaimLab, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+) -> None:
+    damaged, other, _ = lab.settled("a", "b", "c")
+    (entry,) = lab.spool.journal.entries(damaged.pack_id)
+    flip(lab.path(damaged), entry.offset + entry.length - 1)
+    assert damaged.key is not None
+    lab.objects.lose(damaged.key)
+    if is_cut:
+        cut_at(monkeypatch, other)
+    members = Members()
+    lane = lane_of(lab, reclaim="eager")
+    lane._membership = cast(Any, members)
+    for _ in range(3):
+        try_once(lane)
+        lab.clock.advance(31)
+    assert lab.state(damaged) is PackState.LOST
+    assert members.lost == ["a"]
+    assert [error.message for error in lane.failures() if "LOST: a" in error.message]
+
+
+def test_a_pack_that_neither_side_has_is_told_although_the_same_batch_ends_in_an_error(
+    lab: ReclaimLab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone, other, _ = lab.settled("a", "b", "c")
+    lab.path(gone).rename(tmp_path / "taken")
+    assert gone.key is not None
+    lab.objects.lose(gone.key)
+    cut_at(monkeypatch, other)
+    lane = lane_of(lab, reclaim="eager")
+    try_once(lane)
+    failure = lane.failure_of(gone.pack_id)
+    assert failure is not None
+    assert "does not give it back" in failure.message
+    assert lab.state(gone) is PackState.MANIFESTED, "the next opening looks twice"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from durastore.errors import ConfigError
+from durastore.errors import ConfigError, PermissionRefused
 from durastore.formats.keys import pack_key
 from durastore.manifest.snapshot import fetch_snapshot
 from durastore.manifest.view import fetch_view
@@ -182,3 +182,18 @@ def test_what_two_looks_do_not_find_is_lost_and_leaves_the_view(lab: ReclaimLab,
     assert len(kept.segments) == 1
     assert fetch_view(lab.objects, kept).ids() == []
     assert os.listdir(lab.spool.packs_folder.path) == []
+
+
+def test_a_loss_is_told_before_the_bucket_is_asked_for_anything(
+    lab: ReclaimLab, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next opening finds it settled, and has nothing to say."""
+    (record,) = lab.manifested("a")
+    lab.path(record).rename(tmp_path / "taken")
+    assert record.key is not None
+    lab.objects.lose(record.key)
+    lab.objects.add(FaultRule(op="put", fault=Fault.FORBIDDEN, count=None))  # its burial cannot be written
+    with pytest.raises(PermissionRefused):
+        settle(lab)
+    assert lab.state(record) is PackState.LOST
+    assert "1 of 1 samples are LOST: a" in caplog.text

@@ -150,7 +150,8 @@ def test_md5_etags_attest_where_the_probe_saw_them(store: FaultyStore, pack: Pac
 
 
 def test_md5_of_part_md5s_attests_multipart_writes(store: FaultyStore, pack: PackRecord, fd: int) -> None:
-    by_md5 = policy(probe=probe_result(None, ChecksumKind.ETAG_MD5), multipart_above=100, part_bytes=400)
+    by_md5 = policy(probe=probe_result(None, ChecksumKind.ETAG_MD5))
+    pack = replace(pack, part_bytes=400)
     parts = [DATA[at : at + 400] for at in range(0, len(DATA), 400)]
     joined = b"".join(hashlib.md5(part, usedforsecurity=False).digest() for part in parts)
     etag = f'"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(parts)}"'
@@ -203,8 +204,11 @@ def test_one_write_path_earns_nothing_for_the_other(store: FaultyStore, pack: Pa
     probe = probe_result(ChecksumKind.CRC64NVME, ChecksumKind.CRC64NVME)
     single = verifier(store, probe=probe)
     assert [look(single), look(single)] == [EvidenceLevel.READ_BACK, EvidenceLevel.ATTESTED]
-    single.use(policy(probe=probe, multipart_above=10))  # the same pack, now one that went in parts
-    assert [look(single), look(single)] == [EvidenceLevel.READ_BACK, EvidenceLevel.ATTESTED]
+    nobody_knows = [look(single, part_bytes=None), look(single, part_bytes=None)]  # it may have gone in parts
+    assert nobody_knows == [EvidenceLevel.READ_BACK] * 2
+    in_parts = [look(single, part_bytes=100), look(single, part_bytes=100)]
+    assert in_parts == [EvidenceLevel.READ_BACK, EvidenceLevel.ATTESTED]
+    assert look(single, part_bytes=None) is EvidenceLevel.ATTESTED
     single.use(policy(probe=probe_result(ChecksumKind.CRC64NVME, id="ff112233445566ff")))  # probed anew
     assert [look(single), look(single)] == [EvidenceLevel.READ_BACK, EvidenceLevel.ATTESTED]
 
@@ -220,13 +224,15 @@ class Hollow(Told):
         return self.data[offset:][:length]
 
 
+@pytest.mark.parametrize("sent", [400, None])
 def test_each_part_is_looked_into(
-    store: FaultyStore, pack: PackRecord, fd: int, monkeypatch: pytest.MonkeyPatch
+    store: FaultyStore, pack: PackRecord, fd: int, monkeypatch: pytest.MonkeyPatch, sent: int | None
 ) -> None:
-    # case B47: of an object that went in parts, a part that is gone is not found by a block of another one
+    # case B47: of an object that went in parts, or may have, a part that is gone is not found by a block of another one
     monkeypatch.setattr("durastore.verify.attest.WHOLE_BYTES", 0)
     monkeypatch.setattr("durastore.verify.attest.SPOT_BYTES", 1)
-    in_parts = policy(probe=probe_result(None, ChecksumKind.CRC64NVME), multipart_above=100, part_bytes=400)
+    crc = ChecksumKind.CRC64NVME
+    in_parts, pack = policy(probe=probe_result(crc, crc), part_bytes=400), replace(pack, part_bytes=sent)
     for start in range(0, len(DATA), 400):
         wrong = bytearray(DATA)
         wrong[start : start + 400] = bytes(byte ^ 0xFF for byte in wrong[start : start + 400])
@@ -241,7 +247,7 @@ def test_each_part_is_looked_into_as_it_was_cut(
     # case B47: an upload that was gone on with keeps the part size it began with, whatever is the size today
     monkeypatch.setattr("durastore.verify.attest.WHOLE_BYTES", 0)
     monkeypatch.setattr("durastore.verify.attest.SPOT_BYTES", 1)
-    today = policy(probe=probe_result(None, ChecksumKind.CRC64NVME), multipart_above=1 << 20, part_bytes=400)
+    today = policy(probe=probe_result(None, ChecksumKind.CRC64NVME), part_bytes=400)
     cut = replace(pack, part_bytes=sent)
     assert attest(store, cut, fd=fd, policy=today, clock=CLOCK).level is EvidenceLevel.ATTESTED
     for start in range(0, len(DATA), sent):
@@ -252,7 +258,7 @@ def test_each_part_is_looked_into_as_it_was_cut(
 
 
 def test_md5_of_part_md5s_is_taken_over_the_parts_that_were_sent(store: FaultyStore, pack: PackRecord, fd: int) -> None:
-    today = policy(probe=probe_result(None, ChecksumKind.ETAG_MD5), multipart_above=100, part_bytes=400)
+    today = policy(probe=probe_result(None, ChecksumKind.ETAG_MD5), part_bytes=400)
     parts = [DATA[at : at + 300] for at in range(0, len(DATA), 300)]
     joined = b"".join(hashlib.md5(part, usedforsecurity=False).digest() for part in parts)
     etag = f'"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(parts)}"'

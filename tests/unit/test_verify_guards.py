@@ -100,11 +100,13 @@ def test_attested_passes_only_under_the_probe_that_justified_it_and_on_its_write
         policy(),  # nothing was probed
         policy(probe=probe_result(ChecksumKind.CRC64NVME, id="ff112233445566ff")),  # another probe
         policy(probe=probe_result(None, ChecksumKind.CRC64NVME)),  # only multipart writes are guarded
-        policy(probe=probe_result(ChecksumKind.CRC64NVME), multipart_above=10),  # this pack went in parts
     ]
     for one in refusing:
         with pytest.raises(NotVerified):
             guard_evidence(record(clock), attested, policy=one)
+    for sent in (7, None):  # this pack went in parts, or nobody knows
+        with pytest.raises(NotVerified):
+            guard_evidence(record(clock, part_bytes=sent), attested, policy=policy(probe=probe))
     with pytest.raises(NotVerified):
         guard_evidence(record(clock), evidence(clock, level=EvidenceLevel.ATTESTED), policy=policy(probe=probe))
 

@@ -10,7 +10,7 @@ from durastore.clock import ManualClock
 from durastore.errors import InvalidInput
 from durastore.model import EvidenceLevel
 from durastore.objectstore.probe.result import ChecksumKind
-from tests.unit.verify_lab import DATA, policy, probe_result, record
+from tests.unit.verify_lab import policy, probe_result, record
 
 PACK = record(ManualClock())
 CRC, MD5 = ChecksumKind.CRC64NVME, ChecksumKind.ETAG_MD5
@@ -44,29 +44,33 @@ def test_a_checksum_counts_only_with_its_level() -> None:
 
 def test_each_write_path_speaks_for_itself() -> None:
     single, multipart = probe_result(CRC), probe_result(None, MD5)
-    for limit, is_multipart in ((len(DATA), False), (len(DATA) - 1, True)):
-        for probe, kind, is_its_path in ((single, CRC, not is_multipart), (multipart, MD5, is_multipart)):
-            chosen = policy(probe=probe, multipart_above=limit)
-            assert chosen.is_multipart(PACK) is is_multipart
-            assert chosen.checksum_for(PACK) is (kind if is_its_path else None)
-
-
-def test_how_a_pack_went_counts_before_todays_limit() -> None:
-    single, multipart = probe_result(CRC), probe_result(None, CRC)
-    for sent, limit, is_multipart in ((0, len(DATA) - 1, False), (7, len(DATA), True)):
+    for sent in (0, 7):
         pack = record(ManualClock(), part_bytes=sent)
-        for probe, is_its_path in ((single, not is_multipart), (multipart, is_multipart)):
-            chosen = policy(probe=probe, multipart_above=limit)
-            assert chosen.is_multipart(pack) is is_multipart
-            assert chosen.checksum_for(pack) is (CRC if is_its_path else None)
+        for probe, kind, is_its_path in ((single, CRC, not sent), (multipart, MD5, bool(sent))):
+            chosen = policy(probe=probe)
+            assert chosen.is_multipart(pack) is bool(sent)
+            assert chosen.checksum_for(pack) is (kind if is_its_path else None)
     assert policy(part_bytes=9).part_bytes_of(record(ManualClock(), part_bytes=7)) == 7
-    assert policy(part_bytes=9).part_bytes_of(PACK) == 9
+
+
+@pytest.mark.parametrize(
+    "single, multipart, kind",
+    [(CRC, None, None), (None, CRC, None), (CRC, MD5, None), (MD5, MD5, None), (None, None, None), (CRC, CRC, CRC)],
+)
+def test_a_pack_of_which_nobody_knows_how_it_went_needs_both_paths(
+    single: ChecksumKind | None, multipart: ChecksumKind | None, kind: ChecksumKind | None
+) -> None:
+    # an etag of MD5s can only be compared by who knows the parts
+    pack = record(ManualClock(), part_bytes=None)
+    chosen = policy(probe=probe_result(single, multipart), part_bytes=9)
+    assert chosen.checksum_for(pack) is kind
+    assert chosen.level_for(pack) is (EvidenceLevel.ATTESTED if kind else EvidenceLevel.READ_BACK)
+    assert (chosen.is_multipart(pack), chosen.part_bytes_of(pack)) == (True, 9)
 
 
 @pytest.mark.parametrize("size_bytes", [None, 0])
 def test_a_pack_of_unknown_size_is_read_back(size_bytes: int | None) -> None:
     facts: dict[str, Any] = {"size_bytes": size_bytes}
-    chosen = policy(probe=probe_result(CRC), multipart_above=0)
+    chosen = policy(probe=probe_result(CRC))
     pack = record(ManualClock(), **facts)
-    assert chosen.is_multipart(pack) is False
     assert chosen.checksum_for(pack) is (None if size_bytes is None else CRC)

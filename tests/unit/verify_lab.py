@@ -57,6 +57,7 @@ def record(clock: ManualClock, **changes: Any) -> PackRecord:
         "intent": None,
         "reason": None,
         "sample_count": 3,
+        "part_bytes": 0,
     }
     return PackRecord(**(facts | changes))
 
@@ -93,7 +94,6 @@ def policy(**changes: Any) -> ProofPolicy:
         "evidence_ttl_s": 1_000.0,
         "settle_s": 600.0,
         "receipt_ttl_s": 60.0,
-        "multipart_above": 1 << 24,
         "part_bytes": 1 << 24,
         "audit_share": 0.0,
     }
