@@ -18,7 +18,7 @@ from durastore.errors import UnsupportedTensor
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Source", "copy_into", "flat_bytes", "inspect_tensor"]
+__all__ = ["Source", "copy_into", "flat_bytes", "inspect_tensor", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,10 @@ def inspect_tensor(name: str, value: object) -> Source:
     torch = sys.modules.get("torch")
     tensor_type = getattr(torch, "Tensor", None)
     if tensor_type is not None and isinstance(value, tensor_type):
-        source = _inspect_torch(name, value, plain_dispatch=tensor_type.__torch_dispatch__)
+        try:
+            source = _inspect_torch(name, value, plain_dispatch=tensor_type.__torch_dispatch__)
+        except RuntimeError as exc:  # torch's answer of wrappers that do not know what they are asked
+            raise unreadable(name, exc) from exc
     else:
         source = _inspect_numpy(name, value)
     fault = shape_fault(source.dtype, source.shape)
@@ -97,6 +100,13 @@ def _no_form(name: str, dtype: str) -> UnsupportedTensor:
     )
 
 
+def unreadable(name: str, exc: Exception) -> UnsupportedTensor:
+    """What to raise of a tensor whose elements torch does not give."""
+    return UnsupportedTensor(
+        f"tensor {name!r} cannot be read: {exc}", hint="hand in a plain tensor: .detach().cpu().clone()"
+    )
+
+
 def flat_bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
     """The bytes of a torch tensor as they lie in the CPU's memory, not copied; None where they are not its elements in
     order (strides, another device, lazy conjugation or negation).
@@ -104,12 +114,17 @@ def flat_bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
     For copies by numpy: torch's own wakes a compute thread for each thread that copies, and these spin afterwards.
     """
     # Few calls, on purpose: after a forward pass none of this is in the CPU's caches, and each costs microseconds.
-    if not value.is_cpu or not value.is_contiguous() or value.is_neg() or (value.is_complex() and value.is_conj()):
+    if not value.is_cpu:
+        return None
+    if not value.is_contiguous() or value.is_neg() or (value.is_complex() and value.is_conj()):
+        value.as_strided(value.shape, value.stride())  # an error where its memory is gone: torch's copy would just read
         return None
     if value.requires_grad:
         value = value.detach()
-    # flat first: the last of several dimensions may have any stride if it has one element, and no bytes are seen then
-    flat: np.ndarray[Any, np.dtype[np.uint8]] = value.view(-1).view(sys.modules["torch"].uint8).numpy()
+    # flat first, and with a stride of our own: whoever has at most one element in a dimension may have any stride there
+    # and still be contiguous, and torch then shows no bytes
+    flat: np.ndarray[Any, np.dtype[np.uint8]]
+    flat = value.as_strided((value.numel(),), (1,)).view(sys.modules["torch"].uint8).numpy()
     return flat
 
 
@@ -117,20 +132,25 @@ def copy_into(target: np.ndarray[Any, np.dtype[np.uint8]], source: Source) -> No
     """Copy every element of `source` into `target`, a contiguous byte array of exactly its size.
 
     One pass and no temporary for any strides, byte order or (CUDA) device: the target is viewed as the tensor's own
-    type and shape. Lazy conjugation and negation are resolved on the way.
+    type and shape. Lazy conjugation and negation are resolved on the way. `UnsupportedTensor` where torch refuses.
     """
     if not target.size:
         return
     if source.is_torch:
-        torch = sys.modules["torch"]
-        value = source.value
-        data = flat_bytes(value)
-        if data is not None:
-            target[...] = data
-            return
-        torch.from_numpy(target).view(value.dtype).view(value.shape).copy_(value)
+        try:
+            _copy_torch(target, source.value)
+        except RuntimeError as exc:
+            raise unreadable(source.name, exc) from exc
         return
     import numpy as np
 
     array = source.value
     np.copyto(target.view(array.dtype.newbyteorder("<")).reshape(array.shape), array, casting="equiv")
+
+
+def _copy_torch(target: np.ndarray[Any, np.dtype[np.uint8]], value: Any) -> None:
+    data = flat_bytes(value)
+    if data is not None:
+        target[...] = data
+        return
+    sys.modules["torch"].from_numpy(target).view(value.dtype).view(value.shape).copy_(value)

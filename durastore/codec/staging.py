@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from durastore.codec.copying import flat_bytes
+from durastore.codec.copying import flat_bytes, unreadable
 from durastore.codec.host_memory import HostMemory, Lent
 from durastore.observe.events import LOGGER
 
@@ -160,7 +160,8 @@ class Staging:
         """Begin to copy; None if there was no memory and `may_wait` said no longer.
 
         A CPU's tensor may be changed as soon as this returns, a GPU's not before `Staged.wait` has (it may be dropped:
-        its memory is not used again before). What is no plain tensor is passed through as it is.
+        its memory is not used again before). What is no plain tensor is passed through as it is. `UnsupportedTensor`
+        where torch does not give the elements of one.
         """
         places, size_bytes = _lay_out(tensors)
         waits = self.waits
@@ -190,7 +191,10 @@ class Staging:
             if place.is_torch and source.is_cuda:
                 devices.setdefault(source.device, []).append(name)
             else:
-                _copy_now(source, place, buffer=buffer)
+                try:
+                    _copy_now(source, place, buffer=buffer)
+                except RuntimeError as exc:
+                    raise unreadable(name, exc) from exc
         for device, names in devices.items():
             pairs = [(places[name].view(buffer), tensors[name]) for name in names]
             self._copy_aside(device, pairs, staged=staged)

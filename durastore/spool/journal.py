@@ -22,7 +22,7 @@ from durastore.model import Digest, Evidence, ObjectKey, PackState, Run, SampleE
 from durastore.spool import journal_notes as notes
 from durastore.spool import journal_steps as steps
 from durastore.spool.journal_file import open_database
-from durastore.spool.journal_rows import PackLists, find_entries, load_entries, load_pack, load_packs
+from durastore.spool.journal_rows import PackLists, find_entries, load_entries, load_pack, load_packs, sum_sizes
 from durastore.spool.records import (
     FACT_DOUBTFUL,
     FACT_REBUILD,
@@ -52,7 +52,7 @@ class Journal:
         self._reserved: dict[WriterId, int] = {}
         try:
             with self._db.reading() as conn:
-                self._recount(conn)
+                self._used_bytes = sum_sizes(conn)
         except BaseException:
             self._db.close()
             raise
@@ -68,11 +68,17 @@ class Journal:
         self._db.ballast = ballast
 
     def _recount(self, conn: sqlite3.Connection) -> None:
-        sql = "SELECT coalesce(sum(size_bytes), 0) FROM packs WHERE state NOT IN ('lost', 'quarantined', 'reclaimed')"
-        (total,) = conn.execute(sql).fetchone()
-        if type(total) is not int:
-            raise IntegrityError("the sizes of the journal's packs are not whole numbers")
-        self._used_bytes = total
+        self._use(grown_by=sum_sizes(conn) - self._used_bytes)
+
+    def _use(self, *, grown_by: int) -> None:
+        """The packs take so much more once the transaction is committed: one that found no room leaves nothing behind,
+        and puts would wait for the room that it counted.
+        """
+
+        def note() -> None:
+            self._used_bytes += grown_by
+
+        self._db.on_commit(note)
 
     def close(self) -> None:
         """Checkpoint and close; a failed or forked journal is left as it is. Safe to repeat."""
@@ -95,7 +101,7 @@ class Journal:
         """
         with self._db.writing() as conn:
             pack_id = steps.insert_pack(conn, file, facts=None)
-            self._used_bytes += steps.grow_pack(conn, pack_id, size_bytes=size_bytes)
+            self._use(grown_by=steps.grow_pack(conn, pack_id, size_bytes=size_bytes))
             steps.insert_entries(conn, entries, pack_id=pack_id)
             if is_doubtful:
                 notes.write_fact(conn, f"{FACT_DOUBTFUL}{pack_id}", value="read back")
@@ -115,10 +121,9 @@ class Journal:
         pack. In one transaction, or a crash in between would leave both versions live.
         """
         with self._db.writing() as conn:
-            grown_by = steps.grow_pack(conn, pack_id, size_bytes=size_bytes)
+            self._use(grown_by=steps.grow_pack(conn, pack_id, size_bytes=size_bytes))
             steps.insert_entries(conn, entries, pack_id=pack_id)
             notes.write_tombstones(conn, pack_id, tombstones=tombstones)
-            self._used_bytes += grown_by
 
     def seal(self, pack_id: int, facts: SealFacts) -> PackRecord:
         """OPEN → SEALED; the file must be durable in full."""
@@ -142,7 +147,7 @@ class Journal:
             pack_id = steps.insert_pack(conn, file, facts=facts)
             steps.insert_entries(conn, entries, pack_id=pack_id)
             notes.write_tombstones(conn, pack_id, tombstones=tombstones)
-            self._used_bytes += facts.size_bytes
+            self._use(grown_by=facts.size_bytes)
             return load_pack(conn, pack_id)
 
     def replace_file(self, pack_id: int, new: Replacement, *, reason: str) -> int | None:

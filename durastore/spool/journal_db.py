@@ -13,7 +13,7 @@ import errno
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import quote
 
@@ -119,6 +119,7 @@ class JournalDatabase:
         self._failure: JournalFailed | None = None
         self._is_closed = False
         self._checkpoint_at = _CHECKPOINT_BYTES
+        self._on_commit: list[Callable[[], None]] = []
         self.name = name
         self.writes = 0
         """Transactions of this process so far, whatever came of them; nobody else writes to a live journal."""
@@ -209,6 +210,7 @@ class JournalDatabase:
         with self._lock:
             self._require_alive()
             conn = self._connection
+            self._on_commit = []
             if self.ballast is not None:
                 self.ballast.release_if_scarce()
             try:
@@ -224,12 +226,18 @@ class JournalDatabase:
                     if _is_disk_full(exc):
                         raise self._no_room(exc) from exc
                     raise
+                for note in self._on_commit:
+                    note()
                 if self._is_wal and self._wal_bytes() >= self._checkpoint_at:
                     self._checkpoint_if_room()
             except SQLITE_ERRORS as exc:
                 raise self._die(exc) from exc
             finally:
                 self.writes += 1  # under the lock: whoever reads next sees the new count
+
+    def on_commit(self, note: Callable[[], None]) -> None:
+        """Inside of `writing`: what is kept in memory of the transaction changes with its commit, or not at all."""
+        self._on_commit.append(note)
 
     def _no_room(self, exc: BaseException) -> DiskFailed:
         return DiskFailed(f"journal {self._folder.path / self.name}: {exc}", errno=errno.ENOSPC)

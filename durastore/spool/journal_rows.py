@@ -123,3 +123,12 @@ def find_entries(conn: sqlite3.Connection, sample_id: SampleId) -> list[tuple[in
     columns = f"SELECT pack_id, {SAMPLE_COLUMNS} FROM samples"  # noqa: S608 - constant columns
     rows = conn.execute(f"{columns} WHERE sample_id = ? ORDER BY pack_id, offset", (sample_id.text,))
     return [(row[0], parse_entry(row[1:])) for row in rows]
+
+
+def sum_sizes(conn: sqlite3.Connection) -> int:
+    """Bytes of all pack files that are still here, by the record. `IntegrityError` where that is no number."""
+    sql = "SELECT coalesce(sum(size_bytes), 0) FROM packs WHERE state NOT IN ('lost', 'quarantined', 'reclaimed')"
+    (total,) = conn.execute(sql).fetchone()
+    if type(total) is not int:
+        raise IntegrityError("the sizes of the journal's packs are not whole numbers")
+    return total

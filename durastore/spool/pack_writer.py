@@ -31,8 +31,9 @@ from durastore.formats.pack import TRAILER, member_header, member_padding, run_m
 from durastore.fsio.append import DurableFile
 from durastore.fsio.identity import FileIdentity
 from durastore.fsio.publish import publish
-from durastore.model import PackKind, PackState, Run, SampleEntry, Tombstone
+from durastore.model import Digest, PackKind, PackState, Run, SampleEntry, Tombstone
 from durastore.spool.journal import PackRecord, SealFacts
+from durastore.spool.journal_file import set_aside
 from durastore.spool.pack_bytes import PackHasher
 from durastore.spool.records import LostSample, PackFile
 from durastore.spool.spool import Spool
@@ -43,6 +44,7 @@ Placed = tuple[int, SampleEntry]
 Buffer = bytes | bytearray | memoryview
 _SAVE_EVERY_S = 5.0
 _SMALL_BYTES = 128 << 10
+_MAX_UNRECORDED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,7 @@ class PackWriter:
         self._lock = threading.Lock()
         self._open: _OpenPack | None = None
         self._abandoned: dict[int, str] = {}
+        self._unrecorded: dict[tuple[Digest, int], tuple[PackFile, SealFacts]] = {}
         self._save_at = 0.0
         self._lost: list[LostSample] = []
         self._failure: DurastoreError | None = None
@@ -152,6 +155,8 @@ class PackWriter:
         with self._lock:
             pack, self._open = self._open, None
             self._failure = self._failure or StoreClosed("the pack writer is closed")
+            while self._unrecorded:
+                self._set_aside_unrecorded()
             if pack is not None:
                 pack.file.close()
 
@@ -226,21 +231,51 @@ class PackWriter:
         return chunks, entries
 
     def _publish_single(self, sample: EncodedSample, supersedes: Sequence[Tombstone]) -> Placed:
+        key = (sample.header_digest, sample.length)
+        place, facts = self._published_before(key) or self._publish(sample)
+        entry = sample.entry(offset=0, time_ns=self._clock.now_ns())
+        stones = _stones_of([sample], supersedes)
+        try:
+            record = self._journal.add_sealed_pack(place, facts=facts, entries=[entry], tombstones=stones)
+        except DiskFailed as exc:
+            if not isinstance(exc, JournalFailed):  # that one leaves open whether there is a row
+                self._keep_unrecorded(key, (place, facts))
+            raise
+        self._tell_durable(record.pack_id, [entry])
+        return record.pack_id, entry
+
+    def _publish(self, sample: EncodedSample) -> tuple[PackFile, SealFacts]:
         place = self._next_file(PackKind.SAFETENSORS)
         chunks = list(sample.chunks())
         hasher = PackHasher()
         for chunk in chunks:
             hasher.update(chunk)
         identity = publish(self._spool.packs_folder, place.name, chunks=chunks, expect_size=sample.length)
-        entry = sample.entry(offset=0, time_ns=self._clock.now_ns())
-        record = self._journal.add_sealed_pack(
-            place,
-            facts=self._facts(place, hasher, identity=identity),
-            entries=[entry],
-            tombstones=_stones_of([sample], supersedes),
-        )
-        self._tell_durable(record.pack_id, [entry])
-        return record.pack_id, entry
+        return place, self._facts(place, hasher, identity=identity)
+
+    def _published_before(self, key: tuple[Digest, int]) -> tuple[PackFile, SealFacts] | None:
+        published = self._unrecorded.pop(key, None)
+        if published is None:
+            return None
+        place, facts = published
+        with suppress(DiskFailed, OSError):
+            if self._spool.packs_folder.identity(place.name) == facts.identity:
+                return published
+        return None  # not what was published: no row may say that it is (INV-2)
+
+    def _keep_unrecorded(self, key: tuple[Digest, int], published: tuple[PackFile, SealFacts]) -> None:
+        """The disk had room for the file and none for its row: the put that tries again must not fill it with copies.
+        A header's digest covers id and content. What nobody asks for again is set aside: it was never acknowledged.
+        """
+        self._unrecorded[key] = published
+        while len(self._unrecorded) > _MAX_UNRECORDED:
+            self._set_aside_unrecorded()
+
+    def _set_aside_unrecorded(self) -> None:
+        """The oldest of them; where that fails, the next open does it."""
+        place, _ = self._unrecorded.pop(next(iter(self._unrecorded)))
+        with suppress(DiskFailed, OSError):
+            set_aside(self._spool.packs_folder, place.name, quarantine=self._spool.quarantine_folder)
 
     def _tell_durable(self, pack_id: int, entries: Sequence[SampleEntry]) -> None:
         """At once, and not when `append` returns: a later batch of the group may fail, and these rows are durable."""

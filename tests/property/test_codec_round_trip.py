@@ -14,6 +14,7 @@ from safetensors import deserialize
 
 from durastore.codec import EncodedSample, SampleContext, decode_tensors, encode_sample, plan_rows, scan_sample
 from durastore.codec.dtypes import DTYPES, numpy_dtype, torch_dtype
+from durastore.codec.staging import Staging
 from durastore.errors import IntegrityError, InvalidInput
 from durastore.model import Digest, Run, SampleId
 
@@ -112,6 +113,39 @@ def test_torch_tensors_round_trip_and_agree_with_numpy(array: Array) -> None:
     assert back.dtype == tensor.dtype
     assert back.shape == tensor.shape
     assert as_bytes(back) == little(array)
+
+
+@st.composite
+def strided(draw: st.DrawFn) -> tuple[torch.Tensor, bytes]:
+    """A torch tensor of any strides over a small storage (steps of any size through one element or none, repeats,
+    overlaps), and its elements in order, found without torch.
+    """
+    name = draw(st.sampled_from(sorted(DTYPES)))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    strides = [draw(st.integers(0, 5)) for _ in shape]
+    offset = draw(st.integers(0, 3))
+    reach = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) if all(shape) else -1
+    item = DTYPES[name].item_bytes
+    size = (offset + reach + 1) * item
+    raw = draw(st.binary(min_size=size, max_size=size))
+    base = np.frombuffer(bytes(b & 1 for b in raw) if name == "BOOL" else raw, np.uint8).copy()
+    flat = torch.from_numpy(base).view(torch_dtype(name)) if size else torch.empty(0, dtype=torch_dtype(name))
+    tensor = flat.as_strided(shape, strides, offset)
+    places = np.asarray(offset + sum(i * s for i, s in zip(np.indices(shape), strides, strict=True)), np.int64)
+    return tensor, b"".join(base[at * item : (at + 1) * item].tobytes() for at in places.reshape(-1))
+
+
+@QUIET
+@given(case=strided())
+def test_torch_tensors_of_any_strides_round_trip(case: tuple[torch.Tensor, bytes]) -> None:
+    tensor, elements = case
+    staged = Staging(cuda=None, size_bytes=1 << 16).begin({"x": tensor})  # as an extraction hands it on
+    assert staged is not None
+    for given_tensor in (tensor, staged.wait()["x"]):
+        back = read(whole(encode({"x": given_tensor})), framework="torch")["x"]
+        assert back.dtype == tensor.dtype
+        assert back.shape == tensor.shape
+        assert as_bytes(back) == elements
 
 
 @QUIET

@@ -160,6 +160,33 @@ def test_a_column_of_a_matrix_that_torch_calls_contiguous_is_copied() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(2)[::2],
+        torch.arange(4, dtype=torch.bfloat16).reshape(1, 4)[:, 1],
+        torch.zeros(4, dtype=torch.int16)[4::2],
+        torch.zeros(1, dtype=torch.int16).expand(0),
+        torch.from_numpy(np.empty(0, np.float32)),
+        torch.from_numpy(np.empty((0, 3), np.int64)),
+    ],
+    ids=lambda tensor: f"{tuple(tensor.shape)} by {tensor.stride()}",
+)
+def test_one_element_or_none_may_have_any_stride(tensor: torch.Tensor) -> None:
+    plain = torch.tensor(tensor.tolist(), dtype=tensor.dtype).reshape(tensor.shape)
+    assert whole(encode({"x": tensor})) == whole(encode({"x": plain}))
+
+
+def test_a_tensor_that_torch_cannot_read_is_refused_by_name() -> None:
+    freed = torch.ones(4)
+    stepped = freed[::2]
+    freed.untyped_storage().resize_(0)  # as sharded training leaves the parameters of other ranks
+    for tensor in (freed, stepped):
+        with pytest.raises(UnsupportedTensor, match="tensor 'gone' cannot be read") as caught:
+            encode({"kept": torch.ones(3), "gone": tensor})
+        assert isinstance(caught.value.__cause__, RuntimeError)
+
+
 def test_chunks_are_up_to_two_mebibytes_of_whole_rows_and_about_equal() -> None:
     tensors = {
         "narrow": np.zeros((140_001, 24), np.uint8),

@@ -20,6 +20,7 @@ from durastore.codec import encode
 from durastore.codec.encode import SampleContext, encode_sample
 from durastore.codec.host_memory import HostMemory, Lent
 from durastore.codec.staging import Staged, Staging
+from durastore.errors import UnsupportedTensor
 from durastore.model import Run, SampleId
 
 FORBIDDEN = ("cpu", "item", "tolist", "numpy", "to", "cuda", "__bool__", "__float__", "__int__")
@@ -234,6 +235,10 @@ def _same(found: Any, value: Any) -> bool:
         torch.tensor([True, False, True]),
         torch.tensor([1 + 2j, 3 - 1j]).conj(),
         torch.randn(4, requires_grad=True).detach().requires_grad_(),
+        torch.arange(4, dtype=torch.bfloat16).reshape(1, 4)[:, 1],
+        torch.zeros(4, dtype=torch.int16)[4::2],
+        torch.zeros(5, 3, dtype=torch.bfloat16)[5:, 0],
+        torch.zeros(1, dtype=torch.int16).expand(0),
         np.arange(12, dtype=np.int16).reshape(3, 4),
         np.arange(12, dtype=">f8").reshape(3, 4).T,
         np.array(7, dtype=np.int8),
@@ -251,6 +256,15 @@ def test_cpu_tensors_are_copied_at_once(value: Any, held_bytes: int, monkeypatch
     copies = staged.wait()
     assert _same(copies["t"], before)
     assert _same(copies["first"], np.ones(3, np.uint8))
+
+
+def test_a_tensor_that_torch_cannot_read_is_refused_by_name_and_costs_no_memory() -> None:
+    staging = Staging(cuda=None, size_bytes=512)
+    freed = torch.ones(4)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(UnsupportedTensor, match="tensor 'gone' cannot be read"):
+        staging.begin({"gone": freed})
+    begun(staging, {"t": np.ones(512, np.uint8)})
 
 
 def test_cpu_tensors_go_through_page_locked_memory_as_well() -> None:

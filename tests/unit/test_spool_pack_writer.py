@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import io
 import os
+import sqlite3
 import tarfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+import durastore
 from durastore.clock import ManualClock
 from durastore.codec.encode import EncodedSample
 from durastore.errors import DiskFailed, DurastoreError, JournalFailed, SpoolUnreadable, StoreClosed
@@ -22,6 +25,7 @@ from durastore.formats.pack import RUN_MEMBER, member_name
 from durastore.fsio.sys import SYS
 from durastore.model import Digest, PackKind, PackState, Run, SampleEntry
 from durastore.objectstore.crc import crc64nvme_b64
+from durastore.spool.journal_db import JournalDatabase
 from durastore.spool.pack_writer import PackLimits, PackWriter
 from durastore.spool.spool import Spool
 from tests.unit.spool_lab import (
@@ -437,6 +441,116 @@ def test_a_large_sample_whose_file_cannot_be_published_leaves_nothing(
         assert spool.journal.packs() == []
     writer.append([sample("big", size=50_000)])
     assert_obtainable(spool, [sample("big", size=50_000)])
+
+
+class FullAtSamples:
+    """SQLite answers `FULL` at the commit of the next `left` transactions that carry samples."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = 0
+        plain = JournalDatabase.writing
+
+        @contextmanager
+        def writing(database: JournalDatabase) -> Iterator[sqlite3.Connection]:
+            with plain(database) as conn:
+                (before,) = conn.execute("SELECT count(*) FROM samples").fetchone()
+                yield conn
+                (after,) = conn.execute("SELECT count(*) FROM samples").fetchone()
+                if after > before and self.left:
+                    self.left -= 1
+                    error = sqlite3.OperationalError("database or disk is full")
+                    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+                    raise error
+
+        monkeypatch.setattr(JournalDatabase, "writing", writing)
+
+
+@pytest.mark.parametrize("size", [4_096, 35_000])  # in a common tar, as a pack of its own
+def test_a_commit_that_found_no_room_counts_no_bytes(spool: Spool, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    full = FullAtSamples(monkeypatch)
+    writer = writer_of(spool)
+    full.left = 3
+    for _ in range(3):
+        with pytest.raises(DiskFailed):
+            writer.append([sample("a", size=size)])
+    assert writer.seal_open() is None
+    assert spool.journal.packs() == []
+    assert spool.used_bytes() == 0
+    ((pack_id, _),) = writer.append([sample("a", size=size)])
+    writer.seal_open()
+    assert spool.used_bytes() == spool.journal.pack(pack_id).size_bytes
+    assert_obtainable(spool, [sample("a", size=size)])
+    writer.close()
+
+
+def test_a_large_sample_without_room_for_its_row_is_written_once(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = FullAtSamples(monkeypatch)
+    writer = writer_of(spool)
+    full.left = 3
+    for _ in range(3):
+        with pytest.raises(DiskFailed):
+            writer.append([sample("a", size=35_000)])
+    (name,) = spool.packs_folder.names()
+    ((pack_id, _),) = writer.append([sample("a", size=35_000)])
+    assert spool.packs_folder.names() == [name]
+    assert spool.journal.pack(pack_id).name == name
+    writer.close()
+    assert spool.quarantine_folder.names() == []
+    reopened(spool)
+
+
+def test_a_file_that_changed_before_its_row_gets_none(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = FullAtSamples(monkeypatch)
+    writer = writer_of(spool)
+    full.left = 1
+    with pytest.raises(DiskFailed):
+        writer.append([sample("a", size=35_000)])
+    (name,) = spool.packs_folder.names()
+    with (spool.packs_folder.path / name).open("r+b") as file:
+        file.write(b"x")
+    ((pack_id, _),) = writer.append([sample("a", size=35_000)])
+    assert spool.journal.pack(pack_id).name != name
+    assert_obtainable(spool, [sample("a", size=35_000)])
+    writer.close()
+
+
+def test_large_files_without_a_row_are_set_aside(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the writer works all but a few of them, and the rest when it closes: quarantined bytes are told."""
+    full = FullAtSamples(monkeypatch)
+    writer = writer_of(spool)
+    full.left = 6
+    for n in range(6):
+        with pytest.raises(DiskFailed):
+            writer.append([sample(f"s{n}", size=35_000)])
+    assert len(spool.packs_folder.names()) == 4
+    assert len(spool.quarantine_folder.names()) == 2
+    writer.close()
+    assert spool.packs_folder.names() == []
+    assert len(spool.quarantine_folder.names()) == 6
+    assert spool.quarantined_bytes() > 6 * 35_000
+    assert spool.journal.packs() == []
+    reopened(spool)
+
+
+def test_a_put_goes_on_after_commits_that_found_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = FullAtSamples(monkeypatch)
+    (tmp_path / "bucket").mkdir()
+    store = durastore.open(
+        tmp_path / "bucket",
+        local=tmp_path / "root",
+        single_pack_bytes=1 << 20,
+        high_watermark_bytes=6 << 20,
+        low_watermark_bytes=3 << 20,
+        reclaim="never",
+        stall_s=20.0,
+    )
+    try:
+        full.left = 3
+        store.put("a", {"x": np.random.default_rng(1).integers(0, 256, 2 << 20, dtype=np.uint8)})
+        assert full.left == 0
+        assert store.status().local_bytes < 3 << 20
+    finally:
+        store.abandon()
 
 
 def test_the_limits_have_the_documented_defaults() -> None:
