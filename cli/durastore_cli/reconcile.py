@@ -22,7 +22,7 @@ __all__ = ["command"]
 @click.option("--deep", is_flag=True, help="Hash every local file, and compare with what was recorded.")
 @click.option("--apply", is_flag=True, help="Do what the findings say. Without it nothing changes anywhere.")
 @click.option("--reclaim", is_flag=True, help="With --apply: free each local file after its own proof.")
-@click.option("--bury", is_flag=True, help="With --apply: take out rows of lost packs that another root wrote, too.")
+@click.option("--bury", is_flag=True, help="With --apply: take rows of packs that are gone out, for good.")
 @click.option("--settle", type=float, metavar="SECONDS", help="Least time between upload and reclaim. [files: 60]")
 @click.option("--hash-rate", type=SIZE, metavar="SIZE", help="Bytes a second that --deep reads at most.")
 @click.option("--any-filesystem", is_flag=True, help="Also on a network, FUSE, overlay or memory file system.")
@@ -62,7 +62,7 @@ def command(
         is_deep=deep,
         is_applied=apply,
         is_reclaiming=reclaim,
-        is_burying_all=bury,
+        is_burying=bury,
         settle_s=settle,
         hash_bytes_per_s=hash_rate or 0,
     )

@@ -23,5 +23,7 @@ class Applied:
     reclaimed_bytes: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     """Path or key -> why it was left as it was."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """What was asked for and not begun -> why."""
     unproven: dict[str, str] = field(default_factory=dict)
     """Path -> why its copy could not be proven, so that its file stays."""

@@ -27,7 +27,7 @@ from durastore.reconcile.local import Texts, texts
 __all__ = ["FileRows", "ManifestFacts", "load_keys", "load_manifest"]
 
 _compute: Any = pyarrow.compute
-_COLUMNS = ("kind", "sample_id", "key", "offset", "object_size", "object_digest")
+_COLUMNS = ("kind", "sample_id", "key", "offset", "object_size", "object_digest", "reason")
 _AT_ONCE = 1  # a segment of 50,000 rows takes some 30 MB while it is parsed
 
 
@@ -54,6 +54,8 @@ class ManifestFacts:
     """Objects that live rows name, each once."""
     dead: Texts
     """Keys that a row taken out or a tombstone names; live rows may name them too."""
+    buried: Texts
+    """Keys that a tombstone for a loss names, where no live row has the sample."""
     files: FileRows
     read: tuple[ObjectKey, ...]
     """The segments that were read."""
@@ -95,7 +97,7 @@ def load_manifest(store: ObjectStore, prefix: str, *, files_below: str) -> Manif
     masks = _split(live_mask(tables), tables)
     read = tuple(segment.key for segment in fetched.read)
     unreadable = tuple(segment.key for segment in fetched.unreadable)
-    dead, files = _dead(tables, masks), _files(tables, masks, below=files_below)
+    dead, buried, files = _dead(tables, masks), _buried(tables, masks), _files(tables, masks, below=files_below)
     del fetched
     pa.default_memory_pool().release_unused()
     return ManifestFacts(
@@ -103,6 +105,7 @@ def load_manifest(store: ObjectStore, prefix: str, *, files_below: str) -> Manif
         row_count=sum(int(mask.sum()) for mask in masks),
         objects=_objects(tables, masks),
         dead=dead,
+        buried=buried,
         files=files,
         read=read,
         unreadable=unreadable,
@@ -161,6 +164,23 @@ def _dead(tables: Sequence[pa.Table], masks: Sequence[Mask]) -> Texts:
             keys.append(_compute.unique(column.combine_chunks().dictionary_decode().cast(pa.large_string())))
     found: Texts = _compute.unique(pa.concat_arrays(keys))
     return found
+
+
+def _buried(tables: Sequence[pa.Table], masks: Sequence[Mask]) -> Texts:
+    """A row that was taken out for a loss, and whose sample was made again since, is no loss any more."""
+    lost: set[tuple[Any, Any]] = set()
+    for table in tables:
+        is_lost = _compute.fill_null(_compute.equal(table.column("reason").cast(pa.string()), "lost"), False)
+        found = table.filter(_compute.and_(is_lost, _compute.equal(table.column("kind"), pa.scalar("tombstone"))))
+        lost.update(zip(found.column("sample_id").to_pylist(), found.column("key").to_pylist(), strict=True))
+    if not lost:
+        return texts([])
+    wanted = pa.array(sorted({sample_id for sample_id, _ in lost}), pa.string())
+    live: set[Any] = set()
+    for table, mask in zip(tables, masks, strict=True):
+        ids = table.column("sample_id").filter(pa.array(mask))
+        live.update(ids.filter(_compute.is_in(ids, value_set=wanted)).to_pylist())
+    return texts(sorted({key for sample_id, key in lost if sample_id not in live}))
 
 
 def _files(tables: Sequence[pa.Table], masks: Sequence[Mask], *, below: str) -> FileRows:

@@ -38,6 +38,8 @@ class BucketComparison:
     orphan_files: KeyTable
     known_dead: KeyTable
     """Objects that only rows taken out, or packs of a journal, name: kept, and no finding."""
+    buried: KeyTable
+    """Of those: rows taken out for a loss, the object is there, and no other row has the samples."""
     untracked: KeyTable
 
     @property
@@ -72,6 +74,7 @@ def compare_bucket(listed: KeyTable, manifest: ManifestFacts, *, prefix: str, he
         orphan_packs=listed.take(is_pack),
         orphan_files=listed.take(is_file),
         known_dead=listed.take(is_known),
+        buried=listed.take(is_known & (positions(listed.keys, manifest.buried) != NONE)),
         untracked=listed.take(strangers & ~is_pack & ~is_file),
     )
 

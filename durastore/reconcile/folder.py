@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from durastore.adopt.ledger import HashedEntry
-from durastore.formats.keys import file_listing_prefix, parse_pack_key
+from durastore.formats.keys import file_listing_prefix
 from durastore.model import ObjectKey
 from durastore.reconcile.bucket import FileRows, ManifestFacts
+from durastore.reconcile.burying import BurialPlan, plan_burial
 from durastore.reconcile.columns import (
     NONE,
     KeyTable,
@@ -37,9 +38,7 @@ from durastore.reconcile.remote_findings import NO_BUCKET_PLAN, find_remote
 __all__ = ["FolderFacts", "FolderPlan", "LocalSplit", "plan_folder", "split_local"]
 
 
-_GONE = "a row whose object is gone"
 _NO_FILE = "a file's row whose object is gone, and no such file is here: put the file back, and it is sent again"
-_ELSEWHERE = "the spool that wrote it may still hold it: reconcile there, or --bury"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +98,8 @@ class FolderFacts:
     quarantined: tuple[OddEntry, ...] = ()
     hashed: tuple[HashedEntry, ...] = ()
     """What was hashed for this look."""
-    is_burying_all: bool = False
-    """Rows of packs that another root may still hold are taken out too."""
+    is_burying: bool = False
+    """Rows of packs that are gone are taken out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +111,7 @@ class FolderPlan:
     quarantine: Mapping[str, str] = field(default_factory=dict)
     orphan_packs: KeyTable | None = None
     orphan_files: KeyTable | None = None
-    bury: tuple[ObjectKey, ...] = ()
+    burial: BurialPlan = field(default_factory=BurialPlan)
     hashed: tuple[HashedEntry, ...] = ()
     """To be kept on record."""
     reclaim: tuple[tuple[str, int], ...] = ()
@@ -132,17 +131,23 @@ def plan_folder(facts: FolderFacts) -> FolderPlan:
     lost_here = facts.split.agreeing & _of_gone(facts, gone)
     is_sent = facts.split.only_local | facts.split.divergent | lost_here
     uploads = [path for path in names_of(chosen(facts.local.paths, is_sent)) if path not in stopped]
+    burial = plan_burial(
+        gone,
+        facts.manifest,
+        prefix=facts.prefix,
+        is_asked=facts.is_burying,
+        is_seen_whole=can_plan and not facts.local.unreadable,
+    )
     findings = [
         *_find_data(facts, lost_here, stopped=stopped, can_plan=can_plan),
         *_find_damage(facts, damaged),
         *_find_others(facts),
         *find_remote(facts.bucket, facts.manifest, missing=facts.missing, fault=facts.bucket_fault),
-        *_find_gone(facts, gone, can_plan=can_plan),
+        *_find_gone(facts, gone, burial=burial),
     ]
     if not can_plan:
         return FolderPlan(findings=tuple(f for f in findings if f.names), quarantine=damaged, hashed=facts.hashed)
     assert facts.bucket is not None
-    is_whole = facts.manifest.is_whole and not facts.local.unreadable
     # in a manifest with holes a row may be taken out unseen: nothing goes for it
     kept = facts.split.agreeing & ~lost_here & facts.manifest.is_whole
     return FolderPlan(
@@ -152,7 +157,7 @@ def plan_folder(facts: FolderFacts) -> FolderPlan:
         quarantine=damaged,
         orphan_packs=facts.bucket.orphan_packs,
         orphan_files=facts.bucket.orphan_files,
-        bury=tuple(sorted(key for key in gone if _may_bury(facts, key))) if is_whole else (),
+        burial=burial,
         reclaim=tuple(zip(names_of(chosen(facts.local.paths, kept)), facts.split.rows[kept].tolist(), strict=True)),
     )
 
@@ -170,13 +175,6 @@ def _of_gone(facts: FolderFacts, gone: frozenset[ObjectKey]) -> Mask:
         at = np.flatnonzero(facts.split.agreeing)
         mask[at] = is_gone[facts.split.rows[at]]
     return mask
-
-
-def _may_bury(facts: FolderFacts, key: ObjectKey) -> bool:
-    """Only rows of packs, whose samples get another key when they are made again. The key of a file is that of its
-    bytes: were its row taken out, the same file put back would never be listed again.
-    """
-    return facts.is_burying_all and parse_pack_key(facts.prefix, key) is not None
 
 
 def _find_data(
@@ -290,24 +288,15 @@ def _odd(kind: FindingKind, entries: Sequence[OddEntry], *, meaning: str) -> Fin
     )
 
 
-def _find_gone(facts: FolderFacts, gone: frozenset[ObjectKey], *, can_plan: bool) -> list[FindingSet]:
+def _find_gone(facts: FolderFacts, gone: frozenset[ObjectKey], *, burial: BurialPlan) -> list[FindingSet]:
     """Rows whose object is gone, by what can be done about them here."""
     files = {key for key in gone if key.text.startswith(file_listing_prefix(facts.prefix))}
     here = set(names_of(chosen(facts.manifest.files.keys, facts.split.rows[_of_gone(facts, gone)])))
-    is_whole = facts.manifest.is_whole and not facts.local.unreadable
-    bury = {key for key in gone if _may_bury(facts, key)}
-    groups = (
-        ({key for key in files if key.text not in here}, _NO_FILE, Action.NOTHING),
-        (bury, _GONE, Action.BURY if can_plan and is_whole else Action.NOTHING),
-        (gone - files - bury, f"{_GONE}; {_ELSEWHERE}", Action.NOTHING),
+    lacking = FindingSet(
+        kind=FindingKind.DANGLING,
+        side=Side.MANIFEST,
+        meaning=_NO_FILE,
+        action=Action.NOTHING,
+        names=[key.text for key in sorted(files) if key.text not in here],
     )
-    return [
-        FindingSet(
-            kind=FindingKind.DANGLING,
-            side=Side.MANIFEST,
-            meaning=meaning,
-            action=action,
-            names=[key.text for key in sorted(keys)],
-        )
-        for keys, meaning, action in groups
-    ]
+    return [lacking, *burial.findings()]

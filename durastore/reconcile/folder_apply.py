@@ -25,6 +25,7 @@ from durastore.objectstore.port import ObjectReader
 from durastore.observe.events import LOGGER
 from durastore.reclaim.foreign import ForeignReclaimer, restore_moved
 from durastore.reconcile.applied import Applied
+from durastore.reconcile.burying import TOO_MANY
 from durastore.reconcile.columns import NONE, positions
 from durastore.reconcile.folder import FolderPlan
 from durastore.reconcile.folder_look import STORE_ID
@@ -134,9 +135,10 @@ def _repair(
         )
         applied.rows_rebuilt += repair.listed
         applied.failed |= repair.kept
+    applied.refused |= dict.fromkeys([key.text for key in plan.burial.too_many], TOO_MANY)
     stones = bury_gone(
         session.objects,
-        plan.bury,
+        plan.burial.bury,
         manifest=remote.manifest,
         publish=publisher.publish,
         clock=session.clock,

@@ -130,7 +130,7 @@ def _facts(session: Session, folder: Folder, *, seen: _Seen, is_hashing: bool) -
         busy=frozenset(look.path for look in looks if look.is_busy),
         unreadable=contents.unreadable | {look.path: look.unreadable for look in looks if look.unreadable is not None},
         quarantined=_quarantined(private),
-        is_burying_all=request.is_burying_all,
+        is_burying=request.is_burying,
     )
 
 

@@ -36,8 +36,11 @@ class MissingKeys:
     """Some of the first were there after all: the rest was not asked for, and is in `unknown`."""
 
 
-def look_for(store: ObjectStore, keys: Sequence[ObjectKey], *, clock: Clock) -> MissingKeys:
-    """Ask for each key, twice where it is absent. `EndpointUnreachable` and refused credentials pass. Repeatable.
+def look_for(
+    store: ObjectStore, keys: Sequence[ObjectKey], *, clock: Clock, apart_s: float = _SECOND_LOOK_S
+) -> MissingKeys:
+    """Ask for each key, twice, `apart_s` seconds apart, where it is absent. `EndpointUnreachable` and refused
+    credentials pass. Repeatable.
 
     A first few are asked for alone: where one of them is there, the listing is wrong, and a million more questions
     would not make it right.
@@ -48,7 +51,7 @@ def look_for(store: ObjectStore, keys: Sequence[ObjectKey], *, clock: Clock) -> 
     answers = [*first, *_look(store, keys[_SAMPLE:])]
     gone = [at for at, answer in enumerate(answers) if answer is False]
     if gone:
-        clock.sleep(_SECOND_LOOK_S)  # one answer can be stale
+        clock.sleep(apart_s)  # one answer can be stale
         for at, answer in zip(gone, _look(store, [keys[at] for at in gone]), strict=True):
             answers[at] = answer
     return _sorted_out(keys, answers, is_sampled=False)

@@ -87,7 +87,7 @@ def plan_rebuild(store: ObjectStore, prefix: str, *, known_view: ResolvedView | 
         listing = fetch_listing(store, prefix)
         view, damaged = fetch_partial_view(store, listing)
         gaps, unreadable = listing.gaps, tuple(segment.key for segment in damaged)
-    named = view.object_keys()
+    named, buried = view.object_keys(), _buried_keys(view)
     packs: list[UnlistedPack] = []
     findings: list[Finding] = []
     for page in store.list(pack_listing_prefix(prefix)):
@@ -100,6 +100,11 @@ def plan_rebuild(store: ObjectStore, prefix: str, *, known_view: ResolvedView | 
                 )
             elif stat.key not in named:
                 packs.append(UnlistedPack(key=stat.key, parts=parts, size_bytes=stat.size_bytes))
+                if stat.key in buried:
+                    detail = "buried, and back: its rows were taken out as lost; run the extraction again"
+                    findings.append(
+                        Finding(kind=FindingKind.ORPHAN, key=stat.key, detail=detail, size_bytes=stat.size_bytes)
+                    )
     return RebuildPlan(
         prefix=prefix,
         packs=tuple(packs),
@@ -108,6 +113,12 @@ def plan_rebuild(store: ObjectStore, prefix: str, *, known_view: ResolvedView | 
         tombstoned=frozenset((t.sample_id, t.key, t.offset) for t in view.tombstones()),
         findings=tuple(findings),
     )
+
+
+def _buried_keys(view: ResolvedView) -> frozenset[ObjectKey]:
+    """Keys of rows taken out as lost, where no live row has the sample."""
+    lost = [stone for stone in view.tombstones() if stone.reason == "lost"]
+    return frozenset(stone.key for stone in lost if not view.rows_of(stone.sample_id))
 
 
 def execute_rebuild(store: ObjectStore, plan: RebuildPlan, *, clock: Clock) -> RebuildReport:

@@ -11,6 +11,7 @@ from durastore.reconcile.missing import MissingKeys
 __all__ = ["NO_BUCKET_PLAN", "find_remote"]
 
 NO_BUCKET_PLAN = "no plan: the bucket was not seen whole"
+_BACK = "buried, and back: its rows were taken out as lost, and no other row has its samples"
 
 
 def find_remote(
@@ -26,6 +27,7 @@ def find_remote(
         *found,
         _keys(FindingKind.ORPHAN, bucket.orphan_packs, meaning="a pack that no row names", action=rebuild),
         _keys(FindingKind.ORPHAN, bucket.orphan_files, meaning="a file's object that no row names", action=rebuild),
+        _keys(FindingKind.ORPHAN, bucket.buried, meaning=_BACK, action=Action.MAKE_AGAIN),
         _keys(FindingKind.DIVERGENT, bucket.resized, meaning="the object has another size than its row says"),
         _keys(FindingKind.UNTRACKED, bucket.untracked, meaning="lies among ours and has no name of ours"),
     ]

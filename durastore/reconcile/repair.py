@@ -33,6 +33,7 @@ __all__ = ["FileRepair", "bury_gone", "list_orphan_files", "rebuild_packs"]
 
 _compute: Any = pyarrow.compute
 _ROWS = 2_000
+_BURY_LOOKS_APART_S = 60.0
 
 
 @dataclass(slots=True)
@@ -120,11 +121,12 @@ def bury_gone(
     publish: Callable[[SegmentContent], ObjectKey],
     clock: Clock,
 ) -> list[Tombstone]:
-    """Take out all live rows of those keys that are named as absent twice more, now. Returns the tombstones.
+    """Take out all live rows of those keys that are named as absent twice more, a minute apart. Returns the tombstones.
 
-    Looked for anew because the plan is old: a file may have been sent again meanwhile. Safe to repeat.
+    Looked for anew because the plan is old: a file may have been sent again meanwhile; and a minute apart because a
+    tombstone is for ever, and an index that is being rebuilt says "absent" for seconds. Safe to repeat.
     """
-    absent = look_for(store, keys, clock=clock).absent if keys else ()
+    absent = look_for(store, keys, clock=clock, apart_s=_BURY_LOOKS_APART_S).absent if keys else ()
     if not absent:
         return []
     rows = manifest.fetch_view(store).live_columns(["sample_id", "key", "offset"])

@@ -54,7 +54,7 @@ class ReconcileReport:
     @property
     def exit_code(self) -> int:
         """0 only where nothing disagrees and nothing was left undone."""
-        if self.applied is not None and self.applied.unproven:
+        if self.applied is not None and (self.applied.unproven or self.applied.refused):
             return _NOT_VERIFIED
         if self.applied is not None and self.applied.failed:
             return _PARTLY
@@ -138,7 +138,7 @@ def _done_lines(done: Applied) -> Iterator[str]:
     ):
         if count:
             yield f"done: {what}: {count}"
-    for what, found in (("not done", done.failed), ("kept, not proven", done.unproven)):
+    for what, found in (("refused", done.refused), ("not done", done.failed), ("kept, not proven", done.unproven)):
         for name, why in list(found.items())[:_SHOWN]:
             yield f"{what}: {_shown(name)}: {why}"
         if len(found) > _SHOWN:

@@ -41,8 +41,8 @@ class ReconcileRequest:
     is_applied: bool = False
     is_reclaiming: bool = False
     """Proven files leave the folder, proven packs the spools. Means nothing without `is_applied`."""
-    is_burying_all: bool = False
-    """Also take out rows whose pack another root may still hold."""
+    is_burying: bool = False
+    """Rows whose pack is gone are taken out, for good. Without it they are findings."""
     settle_s: float | None = None
     """Seconds between upload and reclaim: 60 for files that durastore did not write, the option's for packs."""
     hash_bytes_per_s: int = 0

@@ -26,6 +26,7 @@ from durastore.errors import (
 from durastore.model import PackState
 from durastore.observe.events import LOGGER
 from durastore.reconcile.applied import Applied
+from durastore.reconcile.burying import TOO_MANY
 from durastore.reconcile.hashing import RateLimit, hash_files
 from durastore.reconcile.local import texts
 from durastore.reconcile.remote import KnownKeys, RemoteLook, check_store_id, look_at_bucket
@@ -85,7 +86,7 @@ def look_at_root(session: Session, root: SpoolRoot) -> tuple[SpoolFacts, RemoteL
         missing=remote.missing,
         strangers=_strangers(root, [look.name for look in spools]),
         damaged=_damaged(session, root, spools=spools) if session.request.is_deep else {},
-        is_burying_all=session.request.is_burying_all,
+        is_burying=session.request.is_burying,
     )
     return facts, remote
 
@@ -215,7 +216,8 @@ def _repair(session: Session, root: SpoolRoot, *, plan: SpoolPlan, remote: Remot
         applied.rows_rebuilt += report.rows_published
         applied.failed |= {finding.key.text: finding.detail for finding in report.findings}
     has_files = plan.orphan_files is not None and len(plan.orphan_files)
-    if not plan.bury and not has_files:
+    applied.refused |= dict.fromkeys([key.text for key in plan.burial.too_many], TOO_MANY)
+    if not plan.burial.bury and not has_files:
         return
     assert remote.store_id is not None
     with _claimed(session, root) as spool:
@@ -225,7 +227,7 @@ def _repair(session: Session, root: SpoolRoot, *, plan: SpoolPlan, remote: Remot
             repair = list_orphan_files(store, prefix, orphans=plan.orphan_files, publisher=publisher, clock=clock)
             applied.rows_rebuilt += repair.listed
             applied.failed |= repair.kept
-        stones = bury_gone(store, plan.bury, manifest=remote.manifest, publish=publisher.publish, clock=clock)
+        stones = bury_gone(store, plan.burial.bury, manifest=remote.manifest, publish=publisher.publish, clock=clock)
         applied.rows_buried += len(stones)
 
 

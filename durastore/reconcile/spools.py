@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from durastore.formats.keys import parse_pack_key
 from durastore.model import ObjectKey, PackState
 from durastore.reconcile.bucket import ManifestFacts
+from durastore.reconcile.burying import BurialPlan, plan_burial
 from durastore.reconcile.columns import NONE, KeyTable, Mask, Rows, chosen, names_of, positions
 from durastore.reconcile.compare import BucketComparison
 from durastore.reconcile.findings import Action, FindingKind, FindingSet, Side
@@ -27,8 +27,6 @@ __all__ = ["WITH_FILE", "SpoolFacts", "SpoolPlan", "keys_in", "plan_spools"]
 WITH_FILE = ("open", "sealed", "uploaded", "verified", "manifested", "unknown", "conflict")
 """States of packs whose file has to be there."""
 _SENT = ("uploaded", "verified", "manifested")
-_GONE = "a row whose object is gone"
-_ELSEWHERE = "another root's spool may still hold it: reconcile there, or --bury"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +45,7 @@ class SpoolFacts:
     """Names in the root, and beside packs and journal, that durastore does not give."""
     damaged: Mapping[str, str] = field(default_factory=dict)
     """`w-NN/<pack>` -> why its bytes are not the sealed ones (only where they were hashed)."""
-    is_burying_all: bool = False
+    is_burying: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +58,7 @@ class SpoolPlan:
     damaged: Mapping[str, str] = field(default_factory=dict)
     orphan_packs: KeyTable | None = None
     orphan_files: KeyTable | None = None
-    bury: tuple[ObjectKey, ...] = ()
+    burial: BurialPlan = field(default_factory=BurialPlan)
 
     @property
     def is_agreeing(self) -> bool:
@@ -117,8 +115,8 @@ def plan_spools(facts: SpoolFacts) -> SpoolPlan:
         )
     )
     findings += find_remote(facts.bucket, facts.manifest, missing=facts.missing, fault=facts.bucket_fault)
-    bury, others = _split_gone(facts, gone, doubted=doubted)
-    findings += _find_gone(bury, others, can_plan=can_plan)
+    burial = _plan_burial(facts, gone, doubted=doubted, can_plan=can_plan)
+    findings += burial.findings()
     found = tuple(finding for finding in findings if finding.names)
     if not can_plan:
         return SpoolPlan(findings=found, damaged=facts.damaged)
@@ -129,7 +127,7 @@ def plan_spools(facts: SpoolFacts) -> SpoolPlan:
         damaged=facts.damaged,
         orphan_packs=facts.bucket.orphan_packs,
         orphan_files=facts.bucket.orphan_files,
-        bury=bury,
+        burial=burial,
     )
 
 
@@ -252,38 +250,14 @@ def _unreadable(name: str, why: str, *, action: Action = Action.NOTHING) -> Find
     )
 
 
-def _split_gone(
-    facts: SpoolFacts, gone: frozenset[ObjectKey], *, doubted: set[str]
-) -> tuple[tuple[ObjectKey, ...], tuple[ObjectKey, ...]]:
-    """Keys whose rows this root may take out, and the others. Those of packs that are still on record here are settled
-    by opening their spool.
-    """
+def _plan_burial(facts: SpoolFacts, gone: frozenset[ObjectKey], *, doubted: set[str], can_plan: bool) -> BurialPlan:
+    """Those of packs that are still on record here are settled by opening their spool."""
     is_blind = facts.unreadable or any(look.is_held or look.fault is not None for look in facts.spools)
-    writers = {writer for look in facts.spools for writer in look.writers}
     on_record = set(keys_in(facts.spools, states=WITH_FILE)) | doubted
-    bury: list[ObjectKey] = []
-    others: list[ObjectKey] = []
-    for key in sorted(gone):
-        if key.text in on_record:
-            continue
-        parts = parse_pack_key(facts.prefix, key)
-        # never the row of a file: its key is that of its bytes, and put back it could not be listed again
-        is_ours = parts is not None and (facts.is_burying_all or parts.writer.hex in writers)
-        (bury if is_ours and not is_blind and facts.manifest.is_whole else others).append(key)
-    return tuple(bury), tuple(others)
-
-
-def _find_gone(bury: tuple[ObjectKey, ...], others: tuple[ObjectKey, ...], *, can_plan: bool) -> list[FindingSet]:
-    return [
-        FindingSet(
-            kind=FindingKind.DANGLING,
-            side=Side.MANIFEST,
-            meaning=meaning,
-            action=action,
-            names=[key.text for key in keys],
-        )
-        for keys, meaning, action in (
-            (bury, _GONE, Action.BURY if can_plan else Action.NOTHING),
-            (others, f"{_GONE}; {_ELSEWHERE}", Action.NOTHING),
-        )
-    ]
+    return plan_burial(
+        [key for key in gone if key.text not in on_record],
+        facts.manifest,
+        prefix=facts.prefix,
+        is_asked=facts.is_burying,
+        is_seen_whole=can_plan and not is_blind,
+    )

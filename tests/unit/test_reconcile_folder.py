@@ -295,7 +295,7 @@ def test_a_lost_object_without_a_file_is_named_until_the_file_is_back(lab: Folde
     lab.clear()
     gone = lab.keys()[1]
     lab.memory._objects.pop(ObjectKey(gone))
-    for report in (lab.run(), lab.apply(is_burying_all=True), lab.run()):
+    for report in (lab.run(), lab.apply(is_burying=True), lab.run()):
         assert by_kind(report.findings) == {("dangling", "manifest"): {gone}}
         assert (report.exit_code, report.adds_up) == (12, True)
         counts = {each.what: each.count for each in report.counts}

@@ -248,7 +248,7 @@ def _reclaimed(lab: SpoolLab, count: int = 6) -> None:
     assert lab.packs() == []
 
 
-def test_own_rows_are_taken_out_after_two_looks_and_others_are_left(lab: SpoolLab, tmp_path: Path) -> None:
+def test_rows_are_taken_out_only_when_asked_for(lab: SpoolLab, tmp_path: Path) -> None:
     _reclaimed(lab)
     elsewhere = SpoolLab(tmp_path / "elsewhere")
     elsewhere.clock, elsewhere.memory, elsewhere.objects = lab.clock, lab.memory, lab.objects
@@ -262,14 +262,16 @@ def test_own_rows_are_taken_out_after_two_looks_and_others_are_left(lab: SpoolLa
     theirs = next(key for key in lab.objects_in() if key in others)
     lab.lose(ours)
     lab.lose(theirs)
-    report = lab.run()
-    assert by_kind(report.findings) == {("dangling", "manifest"): {ours, theirs}}
-    done = lab.apply()
+    for report in (lab.run(), lab.apply()):
+        assert by_kind(report.findings) == {("dangling", "manifest"): {ours, theirs}}
+        assert report.exit_code == 12
+        assert any("--bury" in line for line in report.lines())
+    begun = lab.clock.monotonic()
+    done = lab.apply(is_burying=True)
     assert done.applied is not None
-    assert by_kind(done.findings) == {("dangling", "manifest"): {theirs}}
-    assert done.applied.rows_buried >= 1
-    assert done.exit_code == 12
-    assert lab.apply(is_burying_all=True).exit_code == 0
+    assert done.applied.rows_buried >= 2
+    assert done.exit_code == 0
+    assert lab.clock.monotonic() - begun >= 60  # an index that is being rebuilt forgets for seconds
     with lab.opened() as store:
         assert sum(f"s{number}" in store for number in range(8)) < 8  # the next run makes them again
 
@@ -278,10 +280,57 @@ def test_while_a_spool_is_held_no_row_is_called_lost(lab: SpoolLab) -> None:
     _reclaimed(lab)
     lab.lose(lab.objects_in()[0])
     with lab.opened():
-        done = lab.apply()
+        done = lab.apply(is_burying=True)
         assert done.applied is not None
         assert (done.exit_code, done.applied.rows_buried) == (12, 0)
+    assert lab.apply(is_burying=True).exit_code == 0
+
+
+def _live(lab: SpoolLab, count: int) -> int:
+    with lab.opened() as store:
+        return sum(f"s{number}" in store for number in range(count))
+
+
+def test_objects_that_come_back_after_an_outage_have_their_rows(lab: SpoolLab) -> None:
+    _reclaimed(lab)
+    kept = {ObjectKey(key): lab.memory._objects[ObjectKey(key)] for key in lab.objects_in()}
+    for key in kept:
+        lab.lose(key.text)
+    assert lab.apply().exit_code == 12
+    lab.memory._objects.update(kept)
     assert lab.apply().exit_code == 0
+    assert _live(lab, 6) == 6
+
+
+def test_more_than_half_at_once_is_no_loss_that_is_believed(lab: SpoolLab) -> None:
+    _reclaimed(lab, 40)
+    keys = lab.objects_in()
+    gone = keys[: len(keys) // 2 + 1]
+    assert len(gone) > 10
+    for key in gone:
+        lab.lose(key)
+    assert lab.run(is_burying=True).exit_code == 12
+    done = lab.apply(is_burying=True)
+    assert done.applied is not None
+    assert (done.exit_code, done.applied.rows_buried) == (13, 0)
+    assert by_kind(done.findings) == {("dangling", "manifest"): set(gone)}
+    assert any("outage" in line for line in done.lines())
+    assert _live(lab, 40) == 40
+
+
+def test_an_object_that_is_back_after_its_rows_were_taken_out_is_told(lab: SpoolLab) -> None:
+    _reclaimed(lab)
+    key = ObjectKey(lab.objects_in()[0])
+    data = lab.memory._objects[key]
+    lab.lose(key.text)
+    assert lab.apply(is_burying=True).exit_code == 0
+    lab.memory._objects[key] = data
+    report = lab.apply()
+    assert by_kind(report.findings) == {("orphan", "bucket"): {key.text}}
+    assert report.exit_code == 12
+    lab.fill(6)  # the extraction runs again
+    assert lab.apply().exit_code == 0
+    lab.check_held(6)
 
 
 def test_a_listing_without_what_is_there_changes_nothing(lab: SpoolLab, monkeypatch: pytest.MonkeyPatch) -> None:
