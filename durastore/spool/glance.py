@@ -23,7 +23,8 @@ from durastore.fsio.space import free_bytes
 from durastore.model import PackState
 from durastore.objectstore.probe.result import MAX_RESULT_BYTES, ProbeResult
 from durastore.objectstore.probe.saved import newest_of, opened_root
-from durastore.spool.journal_db import SQLITE_ERRORS, failed_marker, has_tables, is_empty
+from durastore.spool.journal_db import failed_marker, has_tables, is_empty
+from durastore.spool.journal_errors import SQLITE_ERRORS
 from durastore.spool.journal_file import newest_journal
 from durastore.spool.journal_rows import load_packs
 from durastore.spool.records import PackRecord

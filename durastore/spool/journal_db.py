@@ -9,7 +9,6 @@ before anything was synced, and undoes the transaction. Must never retry a faile
 
 from __future__ import annotations
 
-import errno
 import os
 import sqlite3
 import threading
@@ -21,20 +20,21 @@ from durastore.errors import DiskFailed, ForkedStore, JournalFailed, StoreClosed
 from durastore.formats.journal import ADDED_COLUMNS, APPLICATION_ID, SCHEMA, USER_VERSION, check_version
 from durastore.fsio.ballast import Ballast
 from durastore.fsio.folder import Folder
-from durastore.fsio.publish import publish
+from durastore.fsio.publish import publish, write_all
+from durastore.fsio.space import free_bytes
+from durastore.fsio.sys import SYS
+from durastore.spool.journal_errors import SQLITE_ERRORS, has_no_room, is_corruption, is_disk_full, no_room
 
 __all__ = [
-    "SQLITE_ERRORS",
     "JournalDatabase",
     "connect",
     "failed_marker",
     "has_tables",
-    "is_corruption",
     "is_empty",
-    "is_rollback_due",
 ]
 
 _CHECKPOINT_BYTES = 16 << 20
+_SLACK_BYTES = 64 << 10
 _BUSY_MS = 10_000
 _CHECKPOINT_BUSY_MS = 50  # a put waits behind this
 
@@ -61,10 +61,6 @@ def is_empty(connection: sqlite3.Connection) -> bool:
     return False
 
 
-SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""What a statement raises. UnicodeDecodeError: SQLite's message quotes the file, and what it quotes is no text."""
-
-
 def has_tables(connection: sqlite3.Connection) -> bool:
     """True if every table and column of the journal is there. More of them may be: a higher minor version adds some. A
     lower one lacks what was added since.
@@ -88,24 +84,6 @@ def has_tables(connection: sqlite3.Connection) -> bool:
 
 def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
     return {str(row[1]) for row in connection.execute(f"PRAGMA table_info({table})")}
-
-
-def is_corruption(exc: BaseException) -> bool:
-    """True if SQLite says that the file's content is wrong, as opposed to that it could not be read."""
-    if isinstance(exc, UnicodeDecodeError):
-        return True
-    code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
-    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
-def is_rollback_due(exc: BaseException) -> bool:
-    """True if a process was ended within a commit outside WAL mode: only a connection that may write can undo it."""
-    return getattr(exc, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK
-
-
-def _is_disk_full(exc: BaseException) -> bool:
-    """True if SQLite found no room for a page (ENOSPC; a quota's EDQUOT it calls an I/O error). No sync had failed."""
-    return getattr(exc, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
 
 
 class JournalDatabase:
@@ -151,8 +129,11 @@ class JournalDatabase:
                 self._add_columns()
             # what a killed process left in the WAL is rewritten into the file and synced by us: after this nothing
             # rests on pages that an earlier process may have failed to sync
-            self._checkpoint()
+            if not self._checkpoint_if_room():
+                self._rewrite_wal()
         except SQLITE_ERRORS as exc:
+            if has_no_room(exc):
+                raise self._no_room(exc) from exc
             raise JournalFailed(
                 f"opening journal {self._folder.path / self.name}: {exc}", is_corrupt=is_corruption(exc)
             ) from exc
@@ -219,11 +200,11 @@ class JournalDatabase:
                     yield conn
                     conn.execute("COMMIT")
                 except BaseException as exc:
-                    if isinstance(exc, SQLITE_ERRORS) and not _is_disk_full(exc):
+                    if isinstance(exc, SQLITE_ERRORS) and not is_disk_full(exc):
                         raise
                     if conn.in_transaction:
                         conn.execute("ROLLBACK")
-                    if _is_disk_full(exc):
+                    if is_disk_full(exc):
                         raise self._no_room(exc) from exc
                     raise
                 for note in self._on_commit:
@@ -240,14 +221,20 @@ class JournalDatabase:
         self._on_commit.append(note)
 
     def _no_room(self, exc: BaseException) -> DiskFailed:
-        return DiskFailed(f"journal {self._folder.path / self.name}: {exc}", errno=errno.ENOSPC)
+        return no_room(self._folder, self.name, exc)
 
     def _checkpoint_if_room(self) -> bool:
-        """The transactions are in the WAL and synced; where the file cannot grow they stay there for a later time."""
+        """The transactions are in the WAL and synced; where the file cannot grow they stay there for a later time.
+
+        Not tried where it cannot end well: it would take the last room, which the next commits need to free some.
+        """
         try:
+            if self._is_wal and self._growth_bytes() > free_bytes(self._folder.path):
+                self._checkpoint_at = _CHECKPOINT_BYTES + self._wal_bytes()
+                return False
             self._checkpoint()
         except sqlite3.Error as exc:
-            if not _is_disk_full(exc):
+            if not is_disk_full(exc):
                 raise
             self._checkpoint_at = _CHECKPOINT_BYTES + self._wal_bytes()
             return False
@@ -273,10 +260,39 @@ class JournalDatabase:
                 if self._checkpoint_if_room():
                     self._connection.close()
                 else:
-                    _pin(self._connection)  # as if killed: closing would checkpoint again, and tell nobody the result
+                    self._let_go()
             except SQLITE_ERRORS as exc:
                 raise self._die(exc) from exc
             self._is_closed = True
+
+    def leave(self) -> None:
+        """Close the file as the kernel would close a killed process's, an open transaction undone: for a file that is
+        sound, and whose disk is full. Safe to repeat.
+        """
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Close without a checkpoint, whose result nobody would be told. The last connection makes one, so a reader
+        stays until this one is gone; it may not write, and makes none.
+        """
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            if not self._wal_bytes():
+                self._connection.close()  # it has nothing to write
+                return
+            reader = connect(self._folder, self.name, is_read_only=True)
+            try:
+                reader.execute("BEGIN")
+                reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # only now it holds the file
+                self._connection.close()
+            finally:
+                reader.close()
+        except SQLITE_ERRORS:
+            _pin(self._connection)
 
     def abandon(self) -> None:
         """Never touch the file again through this connection: it is neither checkpointed nor closed. Safe to repeat."""
@@ -292,6 +308,31 @@ class JournalDatabase:
         conn.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
         # busy: another process is reading (a status command). The WAL keeps everything, and a later commit tries again
         self._checkpoint_at = _CHECKPOINT_BYTES + (self._wal_bytes() if busy else 0)
+
+    def _growth_bytes(self) -> int:
+        """By how much the file grows when the WAL is written into it; a little more, for the file system's own."""
+        (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
+        (page_bytes,) = self._connection.execute("PRAGMA page_size").fetchone()
+        growth = pages * page_bytes - self._folder.identity(self.name).size_bytes
+        return int(growth) + _SLACK_BYTES if growth > 0 else 0
+
+    def _rewrite_wal(self) -> None:
+        """The same bytes in the same places, written and synced by us: on a full disk this needs no room, and what is
+        committed from now on rests on nothing that an earlier process may have failed to sync.
+        """
+        name = self.name + "-wal"
+        try:
+            fd = SYS.open(name, os.O_RDWR | os.O_NOFOLLOW, mode=0o600, dir_fd=self._folder.fd)
+            try:
+                at = 0
+                while block := os.pread(fd, 1 << 20, at):
+                    os.lseek(fd, at, os.SEEK_SET)
+                    at += write_all(fd, [block])
+                SYS.fsync(fd)
+            finally:
+                SYS.close(fd)
+        except OSError as exc:
+            raise JournalFailed(f"rewriting {self._folder.path / name}: {exc.strerror}", errno=exc.errno) from exc
 
     def _wal_bytes(self) -> int:
         try:

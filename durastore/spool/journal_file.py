@@ -20,16 +20,8 @@ from durastore.fsio.append import DurableFile
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
 from durastore.fsio.relocate import relocate
-from durastore.spool.journal_db import (
-    SQLITE_ERRORS,
-    JournalDatabase,
-    connect,
-    failed_marker,
-    has_tables,
-    is_corruption,
-    is_empty,
-    is_rollback_due,
-)
+from durastore.spool.journal_db import JournalDatabase, connect, failed_marker, has_tables, is_empty
+from durastore.spool.journal_errors import SQLITE_ERRORS, has_no_room, is_corruption, is_rollback_due, no_room
 
 __all__ = ["OpenedJournal", "newest_journal", "open_database", "reading_current", "set_aside"]
 
@@ -56,7 +48,14 @@ def open_database(folder: Folder, quarantine: Folder, *, is_wal: bool, fresh_fac
     if database is None or is_fresh is None:
         replaced, number = _name(number), _follow_up(folder, number)
         database = JournalDatabase(folder, _name(number), is_wal=is_wal)
-        database.prepare(fresh_facts)
+        try:
+            database.prepare(fresh_facts)
+        except JournalFailed:
+            database.abandon()
+            raise
+        except BaseException:
+            database.leave()
+            raise
     try:
         _set_aside_older(folder, quarantine, number=number)
     except BaseException:
@@ -107,7 +106,7 @@ def _prepared(database: JournalDatabase, fresh_facts: Mapping[str, str]) -> bool
             return None
         raise
     except BaseException:
-        database.close()
+        database.leave()  # a full disk, Ctrl-C: the file is sound, and whoever comes next finds it free
         raise
 
 
@@ -140,6 +139,8 @@ def _look(folder: Folder, number: int, *, is_wal: bool) -> JournalDatabase | Non
     except SQLITE_ERRORS as exc:
         if is_corruption(exc):
             return None
+        if has_no_room(exc):
+            raise no_room(folder, _name(number), exc) from exc
         if not is_rollback_due(exc):
             raise JournalFailed(f"opening journal {folder.path / _name(number)}: {exc}") from exc
     return JournalDatabase(folder, _name(number), is_wal=is_wal)

@@ -17,7 +17,8 @@ from durastore.errors import DiskFailed, FormatUnsupported, SpoolUnreadable
 from durastore.formats.journal import check_version
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import FlockedFile
-from durastore.spool.journal_db import SQLITE_ERRORS, connect
+from durastore.spool.journal_db import connect
+from durastore.spool.journal_errors import SQLITE_ERRORS
 from durastore.spool.journal_file import newest_journal
 
 __all__ = ["FileColumns", "PackColumns", "SpoolLook", "look_at_spool", "spool_names"]

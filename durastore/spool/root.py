@@ -7,13 +7,14 @@ identity is compared before anything is freed. Must never create, move or drop a
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from durastore.errors import RootMismatch, SpoolUnreadable, UnsupportedFilesystem
+from durastore.errors import DiskFailed, RootMismatch, SpoolUnreadable, UnsupportedFilesystem
 from durastore.formats.spool_root import MOVED_NAME, ROOT_MARKER_NAME, RootRecord, parse_root, render_root
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
@@ -56,7 +57,7 @@ class SpoolRoot:
         try:
             folder = Folder.create(real)
         except OSError as exc:
-            raise SpoolUnreadable(f"spool root {real}: {exc.strerror or exc}") from exc
+            raise _unopened(real, exc) from exc
         try:
             _refuse_moved(folder)
             filesystem = filesystem_of(real)
@@ -69,7 +70,7 @@ class SpoolRoot:
             return cls(folder, identity=_identify(folder, filesystem), filesystem=filesystem)
         except OSError as exc:
             folder.close()
-            raise SpoolUnreadable(f"spool root {real}: {exc.strerror or exc}") from exc
+            raise _unopened(real, exc) from exc
         except BaseException:
             folder.close()
             raise
@@ -91,6 +92,13 @@ class SpoolRoot:
     def close(self) -> None:
         """Release the directory. Safe to repeat."""
         self.folder.close()
+
+
+def _unopened(path: Path, exc: OSError) -> DiskFailed:
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "free some space on this disk, or use another --local"
+        return DiskFailed(f"making spool root {path}: {exc.strerror}", hint=hint, errno=exc.errno)
+    return SpoolUnreadable(f"spool root {path}: {exc.strerror or exc}", errno=exc.errno)
 
 
 def _settle_names(folder: Folder) -> None:

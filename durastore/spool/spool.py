@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from durastore.clock import Clock
 from durastore.errors import (
     ConfigError,
+    DiskFailed,
     DurastoreError,
     RootMismatch,
     SpoolLocked,
@@ -280,6 +281,16 @@ def spool_numbers(root: SpoolRoot) -> list[int]:
 
 
 def _try_claim(root: SpoolRoot, number: int, *, clock: Clock) -> Spool | None:
+    try:
+        return _claimed(root, number, clock=clock)
+    except OSError as exc:
+        error = DiskFailed(f"opening spool {root.path / render_spool_name(number)}: {exc.strerror}", errno=exc.errno)
+        if error.is_full:
+            error.hint = "free some space on this disk, or use another --local"
+        raise error from exc
+
+
+def _claimed(root: SpoolRoot, number: int, *, clock: Clock) -> Spool | None:
     with ExitStack() as opened:
         folder = opened.enter_context(root.folder.ensure_child(render_spool_name(number)))
         lock = FlockedFile.try_lock(folder, _LOCK)

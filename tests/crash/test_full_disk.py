@@ -5,8 +5,11 @@ The bucket is a directory on another file system; each unlink of a pack is judge
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
+import sqlite3
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +23,7 @@ import pytest
 
 import durastore
 from durastore.codec.encode import EncodedSample, encode_sample
-from durastore.errors import DiskFailed, SpoolFull
+from durastore.errors import DiskFailed, JournalFailed, SpoolFull
 from durastore.fsio.sys import SYS
 from durastore.model import SampleId
 from durastore.spool import spool as spool_module
@@ -322,3 +325,77 @@ def test_the_open_tar_is_sealed_while_a_copy_waits_for_room(scene: Scene, is_tor
     finally:
         store.abandon()
     scene.check()
+
+
+def killed(act: Callable[[], None]) -> None:
+    """Do it in a child that is then killed."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_a_killed_spool_without_its_ballast_opens_where_a_checkpoint_has_no_room(scene: Scene) -> None:
+    """There is room for a few commits and not for the pages that the last process left in the WAL."""
+    names = [f"s{n}" for n in range(40)]
+
+    def work() -> None:
+        store = scene.open(reclaim="never")
+        scene.put(store, *names)
+        store.flush(60)
+        spool = store._parts.lanes[0].spool
+        for n in range(20):
+            spool.journal.set_fact(f"filler {n}", "x" * 40_000)
+        spool.ballast.release()
+        scene.fill()
+        os.truncate(scene.foreign, scene.foreign.stat().st_size - 256 * 1024)
+
+    killed(work)
+    scene.acknowledged |= {name: tensors_of(name) for name in names}
+    wal = scene.mount / "spool/w-00/journal-1.sqlite-wal"
+    assert wal.stat().st_size > 800_000
+    with scene.open(reclaim="eager") as store:
+        store.drain(60)
+        assert [name for name in scene.unlinked if name.endswith(".tar")]
+        scene.put(store, "after")
+    scene.foreign.unlink()
+    scene.check()
+
+
+def test_an_open_that_found_no_room_lets_go_of_the_spool(scene: Scene) -> None:
+    """An older journal gets its new columns only with room; once there is some, the same process can open it."""
+    with scene.open(reclaim="never") as store:
+        scene.put(store, "s0")
+    spool = scene.mount / "spool/w-00"
+    with contextlib.closing(sqlite3.connect(spool / "journal-1.sqlite")) as conn:
+        conn.execute("ALTER TABLE packs DROP COLUMN part_bytes")
+        conn.execute("PRAGMA user_version=100")
+        conn.commit()
+        conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    scene.ballast.unlink()
+    scene.fill()
+    with pytest.raises(DiskFailed) as caught:
+        scene.open(reclaim="never")
+    assert caught.value.is_full
+    assert not isinstance(caught.value, JournalFailed)
+    open_files = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    assert [name for name in open_files if name.startswith(str(scene.mount))] == []
+    scene.foreign.unlink()
+    with scene.open(reclaim="never") as store:
+        assert is_equal(store.get("s0").tensors["h"], tensors_of("s0")["h"])
+    scene.check()
+
+
+@pytest.mark.parametrize("blocks", range(4))
+def test_a_first_open_on_a_nearly_full_disk_says_so(scene: Scene, blocks: int) -> None:
+    """Wherever the room ends: a typed error with the next step, and nothing of the spool stays held."""
+    scene.fill()
+    os.truncate(scene.foreign, scene.foreign.stat().st_size - blocks * 4096)
+    with pytest.raises(DiskFailed) as caught:
+        scene.open().abandon()
+    assert caught.value.hint
+    scene.foreign.unlink()
+    scene.open().close()

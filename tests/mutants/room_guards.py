@@ -55,7 +55,7 @@ ROOM = (
         name="full-journal-ends",
         clause=_FULL,
         file=JOURNAL,
-        before="if isinstance(exc, SQLITE_ERRORS) and not _is_disk_full(exc):",
+        before="if isinstance(exc, SQLITE_ERRORS) and not is_disk_full(exc):",
         after="if isinstance(exc, SQLITE_ERRORS):",
         tests=(f"{_JOURNAL_TESTS}::test_a_full_disk_undoes_one_transaction_and_ends_nothing",),
     ),
