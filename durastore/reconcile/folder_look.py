@@ -15,7 +15,7 @@ import pyarrow.compute
 
 from durastore.adopt.inspect import DATA_SUFFIXES
 from durastore.adopt.ledger import Ledger, load_ledger
-from durastore.adopt.place import PRIVATE_NAME
+from durastore.adopt.place import PRIVATE_NAME, refuse_spools
 from durastore.adopt.sending import LAST_SEGMENT
 from durastore.errors import InvalidSampleId, RootMismatch
 from durastore.formats.spool_root import ROOT_MARKER_NAME
@@ -60,6 +60,7 @@ def look_at_folder(session: Session, folder: Folder, *, is_hashing: bool = False
         walking = pool.submit(load_local, folder.path)
         remote = look_at_bucket(session.objects, session.prefix, known=_known(private), clock=session.clock)
         local = walking.result()
+    refuse_spools(local.spools, folder=folder.path)
     if local.is_empty and private is None:
         raise RootMismatch(
             f"{folder.path} is empty and was never reconciled: a disk that is not mounted looks like this",

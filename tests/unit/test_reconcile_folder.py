@@ -684,3 +684,21 @@ def test_a_file_touched_while_copies_settle_is_kept_until_the_next_run(lab: Fold
     assert lab.files() == {"a/1.npy": files["a/1.npy"]}
     lab.clock.sleep = sleep  # type: ignore[method-assign]
     assert lab.clear().exit_code == 0
+
+
+def test_the_private_folder_is_not_reconciled_by_itself(lab: FolderLab) -> None:
+    lab.write("whole.npy", npy(1))
+    lab.write("cut.npy", npy(2)[:-8])
+    lab.apply()
+    outer = lab.folder
+    for below in ("", "w-00", "w-00/quarantine", "going"):
+        lab.folder = outer / PRIVATE_NAME / below
+        with pytest.raises(RootMismatch):
+            lab.run()
+    (outer / PRIVATE_NAME / ROOT_MARKER_NAME).unlink()
+    lab.folder = outer
+    with pytest.raises(RootMismatch):  # it holds the quarantine
+        lab.run()
+    lab.folder = outer / PRIVATE_NAME / "w-00" / "quarantine"
+    with pytest.raises(RootMismatch):
+        lab.run()
