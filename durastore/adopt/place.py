@@ -99,8 +99,8 @@ def refuse_spools(names: Sequence[str], *, folder: Path) -> None:
     if names:
         raise RootMismatch(
             f"{folder / names[0]} looks like a spool, and there is no {ROOT_MARKER_NAME} beside it",
-            hint="a spool root lost its marker: put it back, or open the root with durastore.open, which makes a new one "
-            "and proves every pack again; nothing of it was touched",
+            hint="a spool root lost its marker: put it back, or open the root with durastore.open, which makes a new "
+            "one and proves every pack again; nothing of it was touched",
         )
 
 
@@ -138,7 +138,7 @@ def _spools_in(folder: Folder) -> list[str]:
 
 
 def _refuse_strange_private(folder: Folder) -> None:
-    """A link would lead to the record, lock and quarantine of another folder; one without marker hides what it holds."""
+    """A link would lead to the record, lock and quarantine of another folder; one without marker hides much."""
     try:
         with folder.child(PRIVATE_NAME) as private:
             if not private.has(ROOT_MARKER_NAME):

@@ -43,7 +43,7 @@ def parse_spool_name(name: str) -> int | None:
 
 
 def is_spool_content(names: Iterable[str]) -> bool:
-    """Whether a folder `w-NN` with these names in it looks like a spool. Rather once too often: who frees files asks."""
+    """Whether a folder `w-NN` with these names in it looks like a spool. Rather once too often than not."""
     return any(_IN_SPOOL.fullmatch(name) for name in names)
 
 

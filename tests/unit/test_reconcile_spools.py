@@ -384,3 +384,21 @@ def test_a_root_without_its_marker_deeper_down_is_no_part_of_a_folder(lab: Spool
             lab.run(**asked)
     lab.root = outer / "runs" / "one"
     assert {path.name: path.read_bytes() for path in lab.packs()} == before
+
+
+def test_a_stranger_among_the_packs_is_not_forgotten_in_quarantine(lab: SpoolLab) -> None:
+    lab.fill(3)
+    (lab.root / "w-00" / "packs" / "precious.npy").write_bytes(b"only here")
+    assert lab.apply().exit_code == 12
+    report = lab.run(is_deep=True)
+    assert by_kind(report.findings) == {("quarantined", "local"): {"w-00/precious.npy"}}
+    assert report.exit_code == 12
+
+
+def test_strangers_under_names_of_ours_are_told(lab: SpoolLab) -> None:
+    lab.fill(3)
+    (lab.root / "going").mkdir()
+    (lab.root / "w-00" / "ballast").unlink(missing_ok=True)
+    (lab.root / "w-00" / "ballast").mkdir()
+    report = lab.run(is_deep=True)
+    assert by_kind(report.findings) == {("untracked", "local"): {"going", "w-00/ballast"}}
