@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path, PurePosixPath
 
-from durastore.adopt.inspect import find_damage
+from durastore.adopt.inspect import find_fault
 from durastore.clock import Clock
 from durastore.errors import DiskFailed, RootMismatch, StoreMissing
-from durastore.formats.spool_root import ROOT_MARKER_NAME
+from durastore.formats.spool_root import ROOT_MARKER_NAME, is_spool_content, parse_spool_name
 from durastore.fsio.folder import Folder
 from durastore.fsio.paths import open_parent
 from durastore.fsio.relocate import relocate, relocate_shared
@@ -26,7 +26,16 @@ from durastore.reclaim.foreign import ForeignPlace
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool
 
-__all__ = ["PRIVATE_NAME", "FolderPlace", "hold_folder", "opened_place", "put_aside", "quarantine_name"]
+__all__ = [
+    "PRIVATE_NAME",
+    "FolderPlace",
+    "hold_folder",
+    "opened_place",
+    "put_aside",
+    "quarantine_name",
+    "refuse_private_root",
+    "refuse_spools",
+]
 
 PRIVATE_NAME = ".durastore"
 _MAX_NAME_BYTES = 240
@@ -58,17 +67,92 @@ class FolderPlace:
 
 
 def hold_folder(path: Path) -> Folder:
-    """The folder, held. `StoreMissing` where there is none, `RootMismatch` where it lies inside a spool root."""
+    """The folder, held. `StoreMissing` where there is none, `RootMismatch` where it lies inside a spool root or a
+    private folder, is a spool root that lost its marker, or has a private folder that is not its own.
+    """
     real = Path(os.path.realpath(path))
     try:
         folder = Folder.open(real)
     except OSError as exc:
         raise StoreMissing(f"folder {path}: {exc.strerror}", hint="check --local; nothing was changed") from exc
-    for parent in real.parents:
-        if (parent / ROOT_MARKER_NAME).exists() or (parent / PRIVATE_NAME / ROOT_MARKER_NAME).exists():
-            folder.close()
-            raise RootMismatch(f"{path} lies inside the root {parent}", hint=f"reconcile --local {parent}")
+    try:
+        _refuse_inside(real)
+        refuse_spools(_spools_in(folder), folder=real)
+        _refuse_strange_private(folder)
+    except BaseException:
+        folder.close()
+        raise
     return folder
+
+
+def refuse_private_root(path: Path) -> None:
+    """`RootMismatch` where a spool root is the private one of a folder: what it holds belongs to that folder."""
+    real = Path(os.path.realpath(path))
+    if real.name == PRIVATE_NAME and (real / "going").exists():
+        raise RootMismatch(
+            f"{path} is the private folder of {real.parent}",
+            hint=f"reconcile --local {real.parent}; nothing was changed",
+        )
+
+
+def refuse_spools(names: Sequence[str], *, folder: Path) -> None:
+    """`RootMismatch` where spools were seen in a folder that has no root's marker: their packs are no files of others,
+    and freed as such they would be missing in the journal that knows them.
+    """
+    if names:
+        raise RootMismatch(
+            f"{folder / names[0]} looks like a spool, and there is no {ROOT_MARKER_NAME} beside it",
+            hint="a spool root lost its marker: put it back, or open the root with durastore.open, which makes a new "
+            "one and proves every pack again; nothing of it was touched",
+        )
+
+
+def _refuse_inside(real: Path) -> None:
+    for parent in real.parents:
+        has_marker = (parent / ROOT_MARKER_NAME).exists() or (parent / PRIVATE_NAME / ROOT_MARKER_NAME).exists()
+        if has_marker or _holds_spools(parent):
+            raise RootMismatch(f"{real} lies inside the root {parent}", hint=f"reconcile --local {parent}")
+    if PRIVATE_NAME in real.parts:
+        outer = Path(*real.parts[: real.parts.index(PRIVATE_NAME)])
+        raise RootMismatch(f"{real} lies inside the private folder of {outer}", hint=f"reconcile --local {outer}")
+
+
+def _holds_spools(path: Path) -> bool:
+    try:
+        with Folder.open(path) as folder:
+            return bool(_spools_in(folder))
+    except OSError:
+        return False  # a parent that may not be read, or /proc: nothing is known of it, and it is not ours to free
+
+
+def _spools_in(folder: Folder) -> list[str]:
+    """Names of folders right in it that look like spools."""
+    found = []
+    for name in folder.names():
+        if parse_spool_name(name) is None:
+            continue
+        try:
+            with folder.child(name) as below:
+                if is_spool_content(below.names()):
+                    found.append(name)
+        except NotADirectoryError:
+            continue  # a file of this name, or a link, which is never followed
+    return found
+
+
+def _refuse_strange_private(folder: Folder) -> None:
+    """A link would lead to the record, lock and quarantine of another folder; one without marker hides much."""
+    try:
+        with folder.child(PRIVATE_NAME) as private:
+            if not private.has(ROOT_MARKER_NAME):
+                refuse_spools(_spools_in(private), folder=private.path)
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise RootMismatch(
+            f"{folder.path / PRIVATE_NAME} is no folder that can be opened: {exc.strerror}",
+            hint="a link or a file of that name is not used: move it away",
+        ) from exc
 
 
 def check_folder(folder: Folder) -> None:
@@ -123,8 +207,9 @@ def put_aside(place: FolderPlace, path: str) -> str:
 def _check_moved(place: FolderPlace, new_name: str, *, parent: Folder, path: str) -> None:
     quarantine = place.spool.quarantine_folder
     with closing(FileIO(quarantine.open_read(new_name))) as file:
-        if find_damage(file.fileno(), path) is not None:
-            return
+        fault = find_fault(file.fileno(), path)
+    if fault is not None and fault.is_damage:
+        return
     relocate(quarantine, new_name, target=parent, new_name=PurePosixPath(path).name)
     raise DiskFailed(f"{path} was written anew while it was moved, and is back in its place", errno=errno.EAGAIN)
 

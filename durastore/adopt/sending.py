@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from durastore.adopt.inspect import find_damage
+from durastore.adopt.inspect import find_fault
 from durastore.adopt.verbatim import EMPTY_RUN, HashedFile, as_listed, as_pack, as_row
 from durastore.clock import Clock
 from durastore.errors import (
@@ -85,9 +85,9 @@ def hash_local(folder: Folder, path: SampleId) -> HashedFile:
         before = identify(fd)
         if has_writer(fd):
             raise NotVerified(f"{path} is open for writing")
-        damage = find_damage(fd, path.text)
-        if damage is not None:
-            raise NotVerified(f"{path} {damage}")
+        fault = find_fault(fd, path.text)
+        if fault is not None:
+            raise NotVerified(f"{path} {fault.reason}")
         hasher = hash_file(fd)
         if identify(fd) != before or hasher.size_bytes != before.size_bytes:
             raise NotVerified(f"{path} changes while it is read")

@@ -6,6 +6,7 @@ Duty: the value `RootRecord` and its JSON form, and how spools are called (`docs
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from durastore.errors import FormatUnsupported, IntegrityError
@@ -15,6 +16,7 @@ __all__ = [
     "MOVED_NAME",
     "ROOT_MARKER_NAME",
     "RootRecord",
+    "is_spool_content",
     "parse_root",
     "parse_spool_name",
     "render_root",
@@ -26,6 +28,7 @@ MOVED_NAME = "MOVED-TO"
 """A file of this name in a root holds the path that its contents were moved to; such a root is not used again."""
 _FORMAT = 1
 _SPOOL = re.compile(r"w-([0-9]{2,6})")
+_IN_SPOOL = re.compile(r"packs|lock|journal-.*\.sqlite")
 
 
 def render_spool_name(number: int) -> str:
@@ -37,6 +40,11 @@ def parse_spool_name(name: str) -> int | None:
     """The number of the spool whose folder this is; None for every other name."""
     match = _SPOOL.fullmatch(name)
     return int(match[1]) if match is not None else None
+
+
+def is_spool_content(names: Iterable[str]) -> bool:
+    """Whether a folder `w-NN` with these names in it looks like a spool. Rather once too often than not."""
+    return any(_IN_SPOOL.fullmatch(name) for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

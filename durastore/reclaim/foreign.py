@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat as stat_module
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -63,9 +64,14 @@ class ForeignReport:
 def restore_moved(place: ForeignPlace) -> list[str]:
     """Take back what an interrupted reclaim had moved into the private folder; returns the paths. Safe to repeat.
 
-    A file whose old name is taken by now, or whose path nobody noted, goes to quarantine.
+    A file whose old name is taken by now, or whose path nobody noted, goes to quarantine. What is no file was not moved
+    there by us: it stays.
     """
-    return [_restore(place, name) for name in place.going.names()]
+    return [_restore(place, name) for name in place.going.names() if _is_file(place.going, name)]
+
+
+def _is_file(folder: Folder, name: str) -> bool:
+    return stat_module.S_ISREG(os.stat(name, dir_fd=folder.fd, follow_symlinks=False).st_mode)
 
 
 class ForeignReclaimer:

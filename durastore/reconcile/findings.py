@@ -56,6 +56,7 @@ class Action(Enum):
     UPLOAD = "upload it, read the copy back, list it in the manifest"
     SEND_AGAIN = "look at the object in full, and send the local file again"
     QUARANTINE = "move it to quarantine; what still matches of a pack is salvaged"
+    TAKE_BACK = "move it back to where it was, or to quarantine where its place is taken or unknown"
     RECOVER = "read it back into the journal, or move it to quarantine"
     SETTLE = "look at the object in full; LOST only where two looks find nothing"
     REBUILD = "read the object in full and add its rows to the manifest"

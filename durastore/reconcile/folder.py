@@ -39,6 +39,8 @@ __all__ = ["FolderFacts", "FolderPlan", "LocalSplit", "plan_folder", "split_loca
 
 
 _NO_FILE = "a file's row whose object is gone, and no such file is here: put the file back, and it is sent again"
+_ODD = "not what its suffix says, perhaps whole: only here"
+_GOING = "moved for reclaiming by a run that ended, or still works: perhaps only here"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +95,16 @@ class FolderFacts:
     unhashed: Mask
     """Data files that a row has the name and size of, and that nobody hashed yet."""
     damage: Mapping[str, str]
+    """Data files that cannot be whole, and why."""
+    oddities: Mapping[str, str]
+    """Data files that are not what their suffix says, and may be whole: neither sent nor moved."""
     busy: frozenset[str]
     unreadable: Mapping[str, str]
     quarantined: tuple[OddEntry, ...] = ()
+    going: tuple[OddEntry, ...] = ()
+    """What was moved into the private folder for reclaiming, and is neither freed nor back."""
+    strangers: tuple[OddEntry, ...] = ()
+    """What lies in the private folder and is none of ours."""
     hashed: tuple[HashedEntry, ...] = ()
     """What was hashed for this look."""
     is_burying: bool = False
@@ -126,7 +135,7 @@ def plan_folder(facts: FolderFacts) -> FolderPlan:
     """Findings and plan. The same facts give the same plan."""
     can_plan = facts.bucket is not None and not facts.missing.present
     damaged = {path: why for path, why in facts.damage.items() if path not in facts.busy}
-    stopped = facts.busy | facts.damage.keys() | facts.unreadable.keys()
+    stopped = facts.busy | facts.damage.keys() | facts.oddities.keys() | facts.unreadable.keys()
     gone = _gone_rows(facts)
     lost_here = facts.split.agreeing & _of_gone(facts, gone)
     is_sent = facts.split.only_local | facts.split.divergent | lost_here
@@ -212,11 +221,12 @@ def _find_data(
 
 
 def _find_damage(facts: FolderFacts, damaged: Mapping[str, str]) -> list[FindingSet]:
-    sizes = _sizes_of(facts, [*damaged, *facts.busy, *facts.unreadable])
+    sizes = _sizes_of(facts, [*damaged, *facts.oddities, *facts.busy, *facts.unreadable])
     busy = dict.fromkeys(sorted(facts.busy), "")
     aside = Action.QUARANTINE
     return [
         _local(FindingKind.TRUNCATED, damaged, meaning="cannot be whole", action=aside, sizes=sizes),
+        _local(FindingKind.UNTRACKED, facts.oddities, meaning=_ODD, sizes=sizes),
         _local(FindingKind.IN_FLIGHT, busy, meaning="open for writing", sizes=sizes),
         _local(FindingKind.UNREADABLE, facts.unreadable, meaning="cannot be read", sizes=sizes),
     ]
@@ -269,6 +279,8 @@ def _find_others(facts: FolderFacts) -> list[FindingSet]:
         ),
         _odd(FindingKind.UNREADABLE, facts.local.unreadable, meaning="what is below it is unknown"),
         _odd(FindingKind.QUARANTINED, facts.quarantined, meaning="put aside earlier: only here"),
+        _odd(FindingKind.UNTRACKED, facts.strangers, meaning="none of ours, in the private folder: only here"),
+        _odd(FindingKind.IN_FLIGHT, facts.going, meaning=_GOING, action=Action.TAKE_BACK),
     ]
 
 
@@ -276,12 +288,14 @@ def _texts_of(names: set[bytes]) -> Texts:
     return pa.array([name.decode() for name in names], pa.large_string())
 
 
-def _odd(kind: FindingKind, entries: Sequence[OddEntry], *, meaning: str) -> FindingSet:
+def _odd(
+    kind: FindingKind, entries: Sequence[OddEntry], *, meaning: str, action: Action = Action.NOTHING
+) -> FindingSet:
     return FindingSet(
         kind=kind,
         side=Side.LOCAL,
         meaning=meaning,
-        action=Action.NOTHING,
+        action=action,
         names=[entry.path.decode("utf-8", "backslashreplace") for entry in entries],
         sizes=[entry.size_bytes for entry in entries],
         details=[entry.what for entry in entries],

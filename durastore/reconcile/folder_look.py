@@ -6,6 +6,7 @@ all). Changes nothing anywhere.
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import pyarrow.compute
 
 from durastore.adopt.inspect import DATA_SUFFIXES
 from durastore.adopt.ledger import Ledger, load_ledger
-from durastore.adopt.place import PRIVATE_NAME
+from durastore.adopt.place import PRIVATE_NAME, refuse_spools
 from durastore.adopt.sending import LAST_SEGMENT
 from durastore.errors import InvalidSampleId, RootMismatch
 from durastore.formats.spool_root import ROOT_MARKER_NAME
@@ -28,6 +29,7 @@ from durastore.reconcile.hashing import RateLimit, look_into
 from durastore.reconcile.local import LocalInventory, OddEntry, Texts, load_local, texts
 from durastore.reconcile.remote import KnownKeys, RemoteLook, check_store_id, look_at_bucket
 from durastore.reconcile.session import Session
+from durastore.reconcile.strangers import is_own_in_spool, strangers_in
 from durastore.spool.look import SpoolLook, look_at_spool
 from durastore.spool.root import SpoolRoot
 
@@ -60,6 +62,7 @@ def look_at_folder(session: Session, folder: Folder, *, is_hashing: bool = False
         walking = pool.submit(load_local, folder.path)
         remote = look_at_bucket(session.objects, session.prefix, known=_known(private), clock=session.clock)
         local = walking.result()
+    refuse_spools(local.spools, folder=folder.path)
     if local.is_empty and private is None:
         raise RootMismatch(
             f"{folder.path} is empty and was never reconciled: a disk that is not mounted looks like this",
@@ -114,11 +117,13 @@ def _facts(session: Session, folder: Folder, *, seen: _Seen, is_hashing: bool) -
     split = contents.split
     candidates = names_of(chosen(local.paths, split.divergent | split.only_local))
     looks = list(look_into(folder, candidates))
+    going, strangers = _private_entries(folder)
     return FolderFacts(
         prefix=session.prefix,
         local=local,
         is_data=is_data,
         misnamed=misnamed,
+        strangers=strangers,
         split=split,
         unhashed=contents.unhashed,
         hashed=tuple(contents.hashed),
@@ -127,11 +132,31 @@ def _facts(session: Session, folder: Folder, *, seen: _Seen, is_hashing: bool) -
         bucket_fault=remote.fault,
         missing=remote.missing,
         damage={look.path: look.damage for look in looks if look.damage is not None},
+        oddities={look.path: look.oddity for look in looks if look.oddity is not None},
         busy=frozenset(look.path for look in looks if look.is_busy),
         unreadable=contents.unreadable | {look.path: look.unreadable for look in looks if look.unreadable is not None},
         quarantined=_quarantined(private),
+        going=going,
         is_burying=request.is_burying,
     )
+
+
+def _private_entries(folder: Folder) -> tuple[tuple[OddEntry, ...], tuple[OddEntry, ...]]:
+    """Of the private folder: what was moved for reclaiming and is not back, and what somebody else put there."""
+    try:
+        with folder.child(PRIVATE_NAME) as private:
+            return _going(private), strangers_in(private, under=f"{PRIVATE_NAME}/", is_private=True)
+    except FileNotFoundError:
+        return (), ()
+
+
+def _going(private: Folder) -> tuple[OddEntry, ...]:
+    if not private.has("going"):
+        return ()
+    what = f"in {PRIVATE_NAME}/going"
+    with private.child("going") as going:
+        sizes = [(name, os.stat(name, dir_fd=going.fd, follow_symlinks=False).st_size) for name in going.names()]
+    return tuple(OddEntry(path=os.fsencode(name), what=what, size_bytes=size) for name, size in sizes)
 
 
 def _quarantined(private: SpoolLook | None) -> tuple[OddEntry, ...]:
@@ -141,7 +166,7 @@ def _quarantined(private: SpoolLook | None) -> tuple[OddEntry, ...]:
     return tuple(
         OddEntry(path=name.encode(), what=f"in {PRIVATE_NAME}/{private.name}/quarantine", size_bytes=size)
         for name, size in sorted(zip(held.names, held.sizes, strict=True))
-        if not name.startswith("journal-")
+        if not is_own_in_spool(name)
     )
 
 
@@ -149,6 +174,10 @@ def _data_mask(paths: Texts) -> Mask:
     mask = np.zeros(len(paths), dtype=np.bool_)
     for suffix in sorted(DATA_SUFFIXES):
         mask |= _compute.ends_with(paths, pattern=suffix).to_numpy(zero_copy_only=False).astype(np.bool_)
+    bare = [*DATA_SUFFIXES, *("/" + suffix for suffix in DATA_SUFFIXES)]  # a name that is all suffix has none
+    for name in sorted(bare):
+        is_bare = _compute.ends_with(paths, pattern=name) if name[0] == "/" else _compute.equal(paths, name)
+        mask &= ~is_bare.to_numpy(zero_copy_only=False).astype(np.bool_)
     return mask
 
 

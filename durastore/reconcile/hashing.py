@@ -15,7 +15,7 @@ from functools import partial
 
 import xxhash
 
-from durastore.adopt.inspect import find_damage
+from durastore.adopt.inspect import find_fault
 from durastore.adopt.sending import open_local
 from durastore.clock import Clock
 from durastore.errors import SpoolUnreadable
@@ -39,6 +39,9 @@ class FileLook:
     identity: FileIdentity | None = None
     """Which file that was; None also where it changed meanwhile."""
     damage: str | None = None
+    """It cannot be whole."""
+    oddity: str | None = None
+    """It is not what its suffix says, and may be whole."""
     is_busy: bool = False
     """Open for writing by somebody."""
     unreadable: str | None = None
@@ -86,7 +89,10 @@ def _inspect(folder: Folder, path: str) -> FileLook:
         try:
             if has_writer(fd):
                 return FileLook(path=path, is_busy=True)
-            return FileLook(path=path, damage=find_damage(fd, path))
+            fault = find_fault(fd, path)
+            if fault is None or fault.is_damage:
+                return FileLook(path=path, damage=fault.reason if fault is not None else None)
+            return FileLook(path=path, oddity=fault.reason)
         finally:
             os.close(fd)
     except (OSError, SpoolUnreadable) as exc:

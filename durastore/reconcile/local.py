@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from durastore.adopt.place import PRIVATE_NAME
-from durastore.formats.spool_root import ROOT_MARKER_NAME
+from durastore.formats.spool_root import ROOT_MARKER_NAME, is_spool_content, parse_spool_name
 
 __all__ = ["LocalInventory", "OddEntry", "Texts", "case_collisions", "load_local", "texts"]
 
@@ -51,10 +51,12 @@ class LocalInventory:
     odd: tuple[OddEntry, ...] = ()
     unreadable: tuple[OddEntry, ...] = ()
     """Directories that could not be read: what is below them is unknown."""
+    spools: tuple[str, ...] = ()
+    """Folders that look like spools of a root whose marker is gone. Nothing may be planned about their files."""
 
     @property
     def is_empty(self) -> bool:
-        return not (len(self.paths) or self.odd or self.unreadable)
+        return not (len(self.paths) or self.odd or self.unreadable or self.spools)
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ class _Found:
     identities: list[tuple[int, int, int]] = field(default_factory=list)
     odd: list[OddEntry] = field(default_factory=list)
     unreadable: list[OddEntry] = field(default_factory=list)
+    spools: list[str] = field(default_factory=list)
 
 
 def texts(values: list[str] | list[bytes]) -> Texts:
@@ -85,9 +88,11 @@ def load_local(root: Path, *, threads: int = _THREADS) -> LocalInventory:
     identity_chunks: list[NDArray[np.int64]] = [np.empty((0, 3), dtype=np.int64)]
     odd: list[OddEntry] = []
     unreadable: list[OddEntry] = []
+    spools: list[str] = []
     for found in _walk(os.fsencode(root), threads):
         odd.extend(found.odd)
         unreadable.extend(found.unreadable)
+        spools.extend(found.spools)
         if found.names:
             paths, is_text, nameless = _columns(found)
             path_chunks.append(paths)
@@ -101,6 +106,7 @@ def load_local(root: Path, *, threads: int = _THREADS) -> LocalInventory:
         identities=np.concatenate(identity_chunks),
         odd=tuple(sorted(odd, key=lambda each: each.path)),
         unreadable=tuple(sorted(unreadable, key=lambda each: each.path)),
+        spools=tuple(sorted(spools)),
     )
 
 
@@ -135,7 +141,16 @@ def _scan(root: bytes, folder: bytes, *, stop: threading.Event) -> _Found:
         return _Found(unreadable=[OddEntry(path=folder or b".", what=f"cannot be read: {exc.strerror}")])
     if folder and _is_root(found, folder):
         return _Found(odd=[OddEntry(path=folder, what="is a spool root of its own: reconcile it by itself")])
+    if _is_spool(found, folder):
+        return _Found(spools=[os.fsdecode(folder.rstrip(b"/"))])
     return found
+
+
+def _is_spool(found: _Found, folder: bytes) -> bool:
+    """A spool whose root lost its marker: with it, the walk had not come down here."""
+    if parse_spool_name(os.fsdecode(folder.rstrip(b"/").rpartition(b"/")[2])) is None:
+        return False
+    return is_spool_content(os.fsdecode(each[len(folder) :].rstrip(b"/")) for each in [*found.names, *found.folders])
 
 
 def _is_root(found: _Found, folder: bytes) -> bool:

@@ -10,7 +10,7 @@ import os
 from contextlib import closing
 from pathlib import Path
 
-from durastore.adopt.place import FolderPlace, check_folder, hold_folder, opened_place
+from durastore.adopt.place import FolderPlace, check_folder, hold_folder, opened_place, refuse_private_root
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import ConfigError, RootMismatch, StoreMissing
 from durastore.formats.spool_root import ROOT_MARKER_NAME
@@ -47,6 +47,7 @@ def reconcile(
     _refuse_overlap(request)
     with opened_session(request, objects=objects, clock=clock, observer=observer) as session:
         if (Path(os.path.realpath(request.local)) / ROOT_MARKER_NAME).exists():
+            refuse_private_root(request.local)
             return _reconcile_root(session)
         return _reconcile_folder(session)
 

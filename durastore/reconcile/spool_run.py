@@ -6,8 +6,6 @@ salvage, send, prove, list, and with `is_reclaiming` free. Must never move a pac
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -33,6 +31,7 @@ from durastore.reconcile.remote import KnownKeys, RemoteLook, check_store_id, lo
 from durastore.reconcile.repair import bury_gone, list_orphan_files, rebuild_packs
 from durastore.reconcile.session import Session
 from durastore.reconcile.spools import WITH_FILE, SpoolFacts, SpoolPlan, keys_in
+from durastore.reconcile.strangers import strangers_in
 from durastore.spool.look import SpoolLook, look_at_spool, spool_names
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool, claim_idle_siblings
@@ -42,11 +41,6 @@ from durastore.verify.remote import read_back
 __all__ = ["execute_spools", "look_at_root"]
 
 _STORE_ID = "store_id"
-_ROOT_NAME = re.compile(
-    r"durastore-root\.json|w-[0-9]{2,6}|going|(probe|reclaim-stop|reclaim-lift)-[0-9a-f]{16,32}\.json"
-    r"|hashed-[0-9a-f]{16}-[0-9a-f]{16}\.log|extract\.log|failures\.jsonl"
-)
-_SPOOL_NAME = re.compile(r"lock|ballast|packs|quarantine|journal-[0-9]+\.(sqlite(-wal|-shm|-journal)?|failed)")
 _SENT = ("uploaded", "verified", "manifested")
 
 
@@ -84,20 +78,15 @@ def look_at_root(session: Session, root: SpoolRoot) -> tuple[SpoolFacts, RemoteL
         bucket=remote.bucket,
         bucket_fault=remote.fault,
         missing=remote.missing,
-        strangers=_strangers(root, [look.name for look in spools]),
+        strangers=_strangers(root),
         damaged=_damaged(session, root, spools=spools) if session.request.is_deep else {},
         is_burying=session.request.is_burying,
     )
     return facts, remote
 
 
-def _strangers(root: SpoolRoot, spools: list[str]) -> tuple[str, ...]:
-    """What somebody else put into the root: whoever clears it after exit code 0 must not lose that."""
-    found = [name for name in root.folder.names() if not _ROOT_NAME.fullmatch(name)]
-    for spool in spools:
-        with root.folder.child(spool) as folder:
-            found += [f"{spool}/{name}" for name in folder.names() if not _SPOOL_NAME.fullmatch(name)]
-    return tuple(os.fsencode(name).decode("utf-8", "backslashreplace") for name in found)
+def _strangers(root: SpoolRoot) -> tuple[str, ...]:
+    return tuple(entry.path.decode("utf-8", "backslashreplace") for entry in strangers_in(root.folder))
 
 
 def _damaged(session: Session, root: SpoolRoot, *, spools: tuple[SpoolLook, ...]) -> dict[str, str]:

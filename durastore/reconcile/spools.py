@@ -6,6 +6,7 @@ call a row LOST while a spool could not be read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +21,7 @@ from durastore.reconcile.findings import Action, FindingKind, FindingSet, Side
 from durastore.reconcile.local import Texts, texts
 from durastore.reconcile.missing import MissingKeys
 from durastore.reconcile.remote_findings import find_remote
+from durastore.reconcile.strangers import is_own_in_spool
 from durastore.spool.look import SpoolLook
 
 __all__ = ["WITH_FILE", "SpoolFacts", "SpoolPlan", "keys_in", "plan_spools"]
@@ -27,6 +29,8 @@ __all__ = ["WITH_FILE", "SpoolFacts", "SpoolPlan", "keys_in", "plan_spools"]
 WITH_FILE = ("open", "sealed", "uploaded", "verified", "manifested", "unknown", "conflict")
 """States of packs whose file has to be there."""
 _SENT = ("uploaded", "verified", "manifested")
+_STRANGE = "put aside earlier, and no pack on record: only here"
+_NUMBERED = re.compile(r"\.[0-9]+$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +203,9 @@ def _find_strangers(packs: _Packs, expected: Mask) -> list[FindingSet]:
     unknown = positions(files, chosen(packs.names, expected)) == NONE
     sizes = np.array(look.files.sizes, dtype=np.int64)[unknown].tolist() if len(files) else []
 
-    def found(kind: FindingKind, names: list[str], *, meaning: str, held: list[int], action: Action) -> FindingSet:
+    def found(
+        kind: FindingKind, names: list[str], *, meaning: str, held: list[int], action: Action, is_note: bool = False
+    ) -> FindingSet:
         return FindingSet(
             kind=kind,
             side=Side.LOCAL,
@@ -207,18 +213,33 @@ def _find_strangers(packs: _Packs, expected: Mask) -> list[FindingSet]:
             action=action,
             names=[f"{look.name}/{name}" for name in names],
             sizes=held,
-            is_note=kind is FindingKind.QUARANTINED,
+            is_note=is_note,
         )
 
-    strangers, aside = names_of(chosen(files, unknown)), look.quarantined
+    strangers = names_of(chosen(files, unknown))
+    ours, others = _split_aside(look)
     odd = [ascii(name)[1:-1] for name in look.files.odd]
-    untracked, nothing = FindingKind.UNTRACKED, Action.NOTHING
+    odd_aside = [ascii(name)[1:-1] for name in look.quarantined.odd]
+    untracked, aside, nothing = FindingKind.UNTRACKED, FindingKind.QUARANTINED, Action.NOTHING
     salvaged = "put aside earlier; what matched was salvaged"
     return [
         found(untracked, strangers, meaning="a file that no pack on record names", held=sizes, action=Action.RECOVER),
         found(untracked, odd, meaning="no regular file, or no usable name", held=[], action=nothing),
-        found(FindingKind.QUARANTINED, aside.names, meaning=salvaged, held=aside.sizes, action=nothing),
+        found(aside, list(ours), meaning=salvaged, held=[*ours.values()], action=nothing, is_note=True),
+        found(aside, list(others), meaning=_STRANGE, held=[*others.values()], action=nothing),
+        found(aside, odd_aside, meaning=_STRANGE, held=[], action=nothing),
     ]
+
+
+def _split_aside(look: SpoolLook) -> tuple[dict[str, int], dict[str, int]]:
+    """Name -> size of what lies in quarantine: packs on record and journals, and what was never a pack of ours."""
+    known = set(look.packs.names)
+    ours: dict[str, int] = {}
+    others: dict[str, int] = {}
+    for name, size in zip(look.quarantined.names, look.quarantined.sizes, strict=True):
+        is_ours = name in known or _NUMBERED.sub("", name) in known or is_own_in_spool(name)
+        (ours if is_ours else others)[name] = size
+    return ours, others
 
 
 def _find_objects(packs: _Packs, facts: SpoolFacts, *, gone: frozenset[ObjectKey]) -> tuple[list[FindingSet], set[str]]:

@@ -17,7 +17,7 @@ import pytest
 import safetensors.numpy
 import torch
 
-from durastore.adopt.inspect import find_damage, is_data
+from durastore.adopt.inspect import Fault, find_fault, is_data
 
 
 def _safetensors(path: Path) -> None:
@@ -42,9 +42,22 @@ WHOLE = {".safetensors": _safetensors, ".pt": _torch, ".pth": _torch, ".npz": _n
 def _damage(path: Path) -> str | None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        return find_damage(fd, path.name)
+        fault = find_fault(fd, path.name)
     finally:
         os.close(fd)
+    assert fault is None or fault.is_damage, fault
+    return fault.reason if fault is not None else None
+
+
+def _oddity(path: Path) -> str:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fault = find_fault(fd, path.name)
+    finally:
+        os.close(fd)
+    assert fault is not None
+    assert not fault.is_damage
+    return fault.reason
 
 
 @pytest.mark.parametrize("suffix", WHOLE)
@@ -118,10 +131,10 @@ def test_arrays_are_looked_into_by_many_threads_at_once(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(ast, "literal_eval", alone)
 
-    def look(_: int) -> str | None:
+    def look(_: int) -> Fault | None:
         fd = os.open(path, os.O_RDONLY)
         try:
-            return find_damage(fd, path.name)
+            return find_fault(fd, path.name)
         finally:
             os.close(fd)
 
@@ -131,3 +144,21 @@ def test_arrays_are_looked_into_by_many_threads_at_once(tmp_path: Path, monkeypa
 
 def test_other_suffixes_are_no_data() -> None:
     assert [name for name in ("a.txt", "a.pt.tmp", "pt", "a.bin", ".npy", "A.PT") if is_data(name)] == []
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npy"])
+@pytest.mark.parametrize("more", [b"more", bytes(20_000)])
+def test_bytes_behind_the_data_are_no_damage(tmp_path: Path, suffix: str, more: bytes) -> None:
+    path = tmp_path / f"x{suffix}"
+    WHOLE[suffix](path)
+    path.write_bytes(path.read_bytes() + more)
+    assert f"{len(more)} bytes more" in _oddity(path)
+
+
+@pytest.mark.parametrize("suffix", WHOLE)
+def test_another_format_under_the_suffix_is_no_damage(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(b"something else altogether")
+    _oddity(path)
+    path.write_bytes(b"x" * 8192 + bytes(8192))
+    assert "nothing but zeros" in str(_damage(path))

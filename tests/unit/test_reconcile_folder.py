@@ -110,7 +110,7 @@ def test_damaged_files_are_set_aside_and_never_sent(lab: FolderLab) -> None:
     lab.write("cut.npy", npy(9)[:-40])
     lab.write("empty.pt", b"")
     lab.write("zeros.safetensors", bytes(9000))
-    lab.write("no.pth", b"not a zip at all")
+    lab.write("no.pth", b"PK\x03\x04, and nothing else")
     report = lab.apply()
     assert report.applied is not None
     assert set(report.applied.quarantined) == {"cut.npy", "empty.pt", "zeros.safetensors", "no.pth"}
@@ -733,3 +733,93 @@ def test_nothing_is_moved_where_the_file_system_cannot_rename_without_overwritin
     monkeypatch.setattr(SYS, "rename_new", refuse)
     lab.clear()
     assert (lab.folder / "a/0.npy").read_bytes() == npy(0)
+
+
+def test_the_private_folder_is_not_reconciled_by_itself(lab: FolderLab) -> None:
+    lab.write("whole.npy", npy(1))
+    lab.write("cut.npy", npy(2)[:-8])
+    lab.apply()
+    outer = lab.folder
+    for below in ("", "w-00", "w-00/quarantine", "going"):
+        lab.folder = outer / PRIVATE_NAME / below
+        with pytest.raises(RootMismatch):
+            lab.run()
+    (outer / PRIVATE_NAME / ROOT_MARKER_NAME).unlink()
+    lab.folder = outer
+    with pytest.raises(RootMismatch):  # it holds the quarantine
+        lab.run()
+    lab.folder = outer / PRIVATE_NAME / "w-00" / "quarantine"
+    with pytest.raises(RootMismatch):
+        lab.run()
+
+
+def test_what_may_be_whole_is_reported_and_neither_moved_nor_sent(lab: FolderLab) -> None:
+    two = npy(1) + npy(2)  # as numpy's documentation of `save` shows it
+    for path, data in (("two.npy", two), (".npy", npy(3)), ("sub/.safetensors", npy(4)), ("x.pt", b"text")):
+        lab.write(path, data)
+    lab.write("a.npy", npy(5))
+    files = lab.files()
+    report = lab.apply()
+    assert report.applied is not None
+    assert (report.applied.quarantined, report.applied.failed, report.applied.uploaded) == ({}, {}, 1)
+    assert by_kind(report.findings)["untracked", "local"] == {"two.npy", ".npy", "sub/.safetensors", "x.pt"}
+    assert (report.exit_code, lab.files()) == (12, files)
+
+
+def test_a_quarantined_file_called_like_a_journal_is_told(lab: FolderLab) -> None:
+    lab.write("whole.npy", npy(1))
+    lab.write("journal-1.npy", npy(0)[:-16])
+    assert lab.apply().exit_code == 12
+    assert by_kind(lab.run().findings) == {("quarantined", "local"): {"journal-1.npy"}}
+
+
+def test_a_look_tells_what_an_interrupted_reclaim_left_in_the_private_folder(
+    lab: FolderLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.write("a/0.npy", npy(0))
+    lab.apply()
+
+    def stop(*_: object, **__: object) -> str:
+        raise _Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(foreign, "_restore", stop)
+        patch.setattr(foreign, "unlink_proven", stop)
+        with pytest.raises(_Killed):
+            lab.clear()
+    assert lab.files() == {}
+    for is_deep in (False, True):
+        report = lab.run(is_deep=is_deep)
+        assert (report.exit_code, len(by_kind(report.findings)["in-flight", "local"])) == (12, 1)
+    assert lab.apply().exit_code == 0
+    assert lab.files() == {"a/0.npy": npy(0)}
+
+
+def test_strangers_in_the_private_folder_are_told_and_stay(lab: FolderLab) -> None:
+    lab.write("a/0.npy", npy(0))
+    assert lab.apply().exit_code == 0
+    private = lab.folder / PRIVATE_NAME
+    (private / "mine.npy").write_bytes(npy(3))
+    (private / "going" / "x").mkdir()
+    (private / "w-00" / "notes").mkdir()
+    for _ in range(2):
+        report = lab.apply()
+        kinds = by_kind(report.findings)
+        assert report.exit_code == 12
+        assert kinds["untracked", "local"] == {f"{PRIVATE_NAME}/mine.npy", f"{PRIVATE_NAME}/w-00/notes"}
+        assert kinds["in-flight", "local"] == {"x"}
+    assert (private / "mine.npy").read_bytes() == npy(3)
+
+
+def test_a_private_folder_that_is_a_link_is_refused(lab: FolderLab) -> None:
+    lab.write("a/0.npy", npy(0))
+    lab.apply()
+    second = lab.folder.parent / "second"
+    second.mkdir()
+    (second / "b.npy").write_bytes(npy(1))
+    (second / PRIVATE_NAME).symlink_to(lab.folder / PRIVATE_NAME)
+    lab.folder = second
+    for is_applied in (False, True):
+        with pytest.raises(RootMismatch, match="no folder that can be opened"):
+            lab.run(is_applied=is_applied)
+    assert [path.name for path in second.iterdir() if path.name != PRIVATE_NAME] == ["b.npy"]

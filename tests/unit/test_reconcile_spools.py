@@ -14,7 +14,7 @@ import pytest
 
 from durastore.clock import ManualClock
 from durastore.config import StoreOptions
-from durastore.errors import InventoryIncomplete, StoreMissing
+from durastore.errors import InventoryIncomplete, RootMismatch, StoreMissing
 from durastore.formats.keys import marker_key
 from durastore.model import ObjectKey, PackState
 from durastore.objectstore.location import BucketUrl
@@ -394,3 +394,60 @@ def test_what_somebody_put_into_a_root_is_named_and_stays(lab: SpoolLab) -> None
     assert done.exit_code == 12
     assert by_kind(done.findings)["untracked", "local"] == {"mine.txt", "w-00/notes"}
     assert (lab.root / "w-00" / "quarantine" / "mine.tar").read_text() == "mine"
+
+
+def _with_lone_pack(lab: SpoolLab) -> dict[str, bytes]:
+    """A pack of one sample, as a file of a known format; and the root's marker gone."""
+    with lab.opened() as store:
+        big = np.random.default_rng(1).standard_normal((400, 400)).astype(np.float32)
+        store.put("big", {"x": big})
+    (lab.root / "durastore-root.json").rename(lab.root.parent / "aside")
+    return {path.name: path.read_bytes() for path in lab.packs()}
+
+
+@pytest.mark.parametrize("below", ["", "w-00", "w-00/packs"])
+@pytest.mark.parametrize("asked", [{}, {"is_applied": True, "is_reclaiming": True}])
+def test_a_root_without_its_marker_is_no_folder(lab: SpoolLab, below: str, asked: dict[str, bool]) -> None:
+    before = _with_lone_pack(lab)
+    root, tree = lab.root, _tree(lab.root)
+    lab.root = root / below
+    with pytest.raises(RootMismatch):
+        lab.run(**asked)
+    lab.root = root
+    assert {path.name: path.read_bytes() for path in lab.packs()} == before
+    assert _tree(root) == tree
+    (root.parent / "aside").rename(root / "durastore-root.json")  # its owner puts it back
+    assert lab.apply().exit_code == 0
+    with lab.opened() as store:
+        assert np.asarray(store.get("big").tensors["x"]).shape == (400, 400)
+
+
+def test_a_root_without_its_marker_deeper_down_is_no_part_of_a_folder(lab: SpoolLab) -> None:
+    before = _with_lone_pack(lab)
+    outer = lab.root.parent / "outer"
+    (outer / "runs").mkdir(parents=True)
+    lab.root.rename(outer / "runs" / "one")
+    lab.root = outer
+    for asked in ({}, {"is_applied": True, "is_reclaiming": True}):
+        with pytest.raises(RootMismatch, match="looks like a spool"):
+            lab.run(**asked)
+    lab.root = outer / "runs" / "one"
+    assert {path.name: path.read_bytes() for path in lab.packs()} == before
+
+
+def test_a_stranger_among_the_packs_is_not_forgotten_in_quarantine(lab: SpoolLab) -> None:
+    lab.fill(3)
+    (lab.root / "w-00" / "packs" / "precious.npy").write_bytes(b"only here")
+    assert lab.apply().exit_code == 12
+    report = lab.run(is_deep=True)
+    assert by_kind(report.findings) == {("quarantined", "local"): {"w-00/precious.npy"}}
+    assert report.exit_code == 12
+
+
+def test_strangers_under_names_of_ours_are_told(lab: SpoolLab) -> None:
+    lab.fill(3)
+    (lab.root / "going").mkdir()
+    (lab.root / "w-00" / "ballast").unlink(missing_ok=True)
+    (lab.root / "w-00" / "ballast").mkdir()
+    report = lab.run(is_deep=True)
+    assert by_kind(report.findings) == {("untracked", "local"): {"going", "w-00/ballast"}}
