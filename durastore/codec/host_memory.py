@@ -11,6 +11,8 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
+from durastore.errors import DurastoreError
+
 __all__ = ["HostMemory", "Lent"]
 
 _ALIGN_BYTES = 512
@@ -42,17 +44,24 @@ class HostMemory:
         self._gaps = [(0, size_bytes)]
         """Free ranges in order; never two that touch."""
         self._has_oversize = False
+        self._is_short = False
         self.waits = 0
         """How often somebody had to wait for a range."""
 
     def take(self, size_bytes: int, *, may_wait: Callable[[], bool]) -> Lent | None:
-        """A free range; waits for one while `may_wait` says so, then gives None."""
+        """A free range; waits for one while `may_wait` says so, then gives None. `DurastoreError` instead of waiting
+        once some of the memory does not come back.
+        """
         size_bytes = -(-max(size_bytes, 1) // _ALIGN_BYTES) * _ALIGN_BYTES
         with self._changed:
             if (lent := self._find(size_bytes)) is not None:
                 return lent
             self.waits += 1
             while may_wait():
+                if self._is_short:
+                    raise DurastoreError(
+                        "memory for copies from a device was lost with the device", hint="start the process again"
+                    )
                 self._changed.wait(_LOOK_EVERY_S)
                 if (lent := self._find(size_bytes)) is not None:
                     return lent
@@ -65,6 +74,14 @@ class HostMemory:
                 self._has_oversize = False
             else:
                 self._free(lent.start, lent.end)
+            self._changed.notify_all()
+
+    def give_up(self, lent: Lent) -> None:
+        """The range is nobody's any more: a lost device may still write to it. Whoever waits for memory hears of it, as
+        what else is lent is for copies of the same device.
+        """
+        with self._changed:
+            self._is_short = True
             self._changed.notify_all()
 
     def _find(self, size_bytes: int) -> Lent | None:

@@ -133,7 +133,8 @@ class Staged:
         try:
             self._end()  # a copy under way would write into what the next one is lent
         except Exception:  # noqa: BLE001 - the device is lost; whoever waits for these copies is told, or was
-            return  # and nobody knows whether they still write: the memory is nobody's any more
+            self._memory.give_up(lent)  # and nobody knows whether they still write
+            return
         self._memory.give_back(lent)
 
     def _end(self) -> None:

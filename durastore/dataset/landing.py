@@ -1,9 +1,10 @@
 """One sample out of the bucket into one file of the user's: whole, checked and durable under its name, or not there.
 
 Order: look at what is there -> fetch -> check every byte against its digest (INV-7) -> fsync -> link to the final name,
-which never overwrites -> fsync the folder. A large sample goes through a `.part` file beside the final name, whose name
-is the sample's digest: a run that was killed goes on with the chunks of it that still match, and fetches the rest by
-range. Must never write outside the folder it was given, never through a link in it, and never over a file.
+which never overwrites -> fsync the folder. A large sample goes through a `.part` file beside the final name, called
+after the sample's digest and that name: a run that was killed goes on with the chunks of it that still match, and
+fetches the rest by range. Must never write outside the folder it was given, never through a link in it, and never over
+a file.
 """
 
 from __future__ import annotations
@@ -88,8 +89,11 @@ class Landing:
         with self._opened(entry) as (folder, name):
             is_new = not folder.has(name)
             if is_new:
-                publish(folder, name, chunks=sample.chunks(), expect_size=sample.length)
-            else:
+                try:
+                    publish(folder, name, chunks=sample.chunks(), expect_size=sample.length)
+                except FileExistsError:  # made in this moment
+                    is_new = False
+            if not is_new:
                 _require_same(folder, name, is_same=_holds(folder, name, sample=sample))
         return Landed(size_bytes=sample.length, is_new=is_new, fetched_bytes=sample.length)
 
@@ -103,7 +107,8 @@ class Landing:
         if found is not None:
             return found
         with self._opened(entry) as (folder, name):
-            part = f".{entry.header_digest.hex}.part"
+            # named by the final name as well: files of one content in one folder are fetched at the same time
+            part = _part_name(entry, name)
             fetched = _fill(folder, part, source=source, entry=entry)
             try:
                 relocate(folder, part, target=folder, new_name=name)
@@ -231,6 +236,10 @@ def _matches(fd: int, read: ChunkRead) -> bool:
 
 
 # --- the part file -------------------------------------------------------------------------------------------------
+
+
+def _part_name(entry: SampleEntry, name: str) -> str:
+    return f".{entry.header_digest.hex}-{Digest.of(os.fsencode(name)).short}.part"
 
 
 def _fill(folder: Folder, part: str, *, source: PinnedObject, entry: SampleEntry) -> int:

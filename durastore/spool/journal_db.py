@@ -221,7 +221,7 @@ class JournalDatabase:
         self._on_commit.append(note)
 
     def _no_room(self, exc: BaseException) -> DiskFailed:
-        return no_room(self._folder, self.name, exc)
+        return no_room(self._folder.path / self.name, exc)
 
     def _checkpoint_if_room(self) -> bool:
         """The transactions are in the WAL and synced; where the file cannot grow they stay there for a later time.

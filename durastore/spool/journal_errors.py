@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+from pathlib import Path
 
 from durastore.errors import DiskFailed
-from durastore.fsio.folder import Folder
 
 __all__ = ["SQLITE_ERRORS", "has_no_room", "is_corruption", "is_disk_full", "is_rollback_due", "no_room"]
 
@@ -42,6 +42,6 @@ def has_no_room(exc: BaseException) -> bool:
     return is_disk_full(exc) or getattr(exc, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE
 
 
-def no_room(folder: Folder, name: str, exc: BaseException) -> DiskFailed:
+def no_room(path: Path, exc: BaseException) -> DiskFailed:
     """What to raise then."""
-    return DiskFailed(f"journal {folder.path / name}: {exc}", hint="free some space on this disk", errno=errno.ENOSPC)
+    return DiskFailed(f"journal {path}: {exc}", hint="free some space on this disk", errno=errno.ENOSPC)

@@ -140,7 +140,7 @@ def _look(folder: Folder, number: int, *, is_wal: bool) -> JournalDatabase | Non
         if is_corruption(exc):
             return None
         if has_no_room(exc):
-            raise no_room(folder, _name(number), exc) from exc
+            raise no_room(folder.path / _name(number), exc) from exc
         if not is_rollback_due(exc):
             raise JournalFailed(f"opening journal {folder.path / _name(number)}: {exc}") from exc
     return JournalDatabase(folder, _name(number), is_wal=is_wal)

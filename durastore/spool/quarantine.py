@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from durastore.codec.decode import scan_sample
-from durastore.errors import ConfigError, DiskFailed, FormatUnsupported, IntegrityError, InvalidInput, SpoolUnreadable
+from durastore.errors import (
+    ConfigError,
+    DiskFailed,
+    FormatUnsupported,
+    IntegrityError,
+    InvalidInput,
+    NotVerified,
+    SpoolUnreadable,
+)
 from durastore.formats.pack import RUN_MEMBER, PackMember, iter_pack
 from durastore.formats.spool_root import parse_spool_name
 from durastore.fsio.folder import Folder
@@ -31,6 +39,8 @@ __all__ = ["QuarantinedFile", "ReleasedFile", "find_quarantined", "release_quara
 
 _NUMBERED = re.compile(r"(.+)\.[0-9]{1,4}")
 _QUARANTINE = "quarantine"
+_FINISHED = (PackState.RECLAIMED, PackState.LOST, PackState.QUARANTINED)
+"""The object gave every byte back, what was good in the file has been saved, or it is a person's to judge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +91,8 @@ def release_quarantined(local: Path, name: str, *, to: Path) -> ReleasedFile:
     """Move one file out of quarantine into the folder `to`, under its own name. The file is never without a name.
 
     `name`: `w-NN/<file>`, or the file's name where only one spool has it. `InvalidInput` where there is no such file or
-    `to` has one of that name, `ConfigError` where `to` lies inside the root or on another file system. Safe to repeat
-    after a crash.
+    `to` has one of that name, `NotVerified` where the journal still needs the file, `ConfigError` where `to` lies
+    inside the root or on another file system. Safe to repeat after a crash.
     """
     with opened_root(local) as root:
         matches = [
@@ -104,8 +114,32 @@ def release_quarantined(local: Path, name: str, *, to: Path) -> ReleasedFile:
         if real == real_root or real_root in real.parents:
             raise ConfigError(f"{to} lies inside the spool root", hint="give a folder outside of it")
         with root.child(spool) as folder, folder.child(_QUARANTINE) as quarantine:
+            _refuse_needed(folder, file_name)
             _move(quarantine, file_name, to=real)
     return ReleasedFile(place=f"{spool}/{file_name}", path=real / file_name)
+
+
+def _refuse_needed(folder: Folder, name: str) -> None:
+    """While the bucket was not asked for a pack, what is good in its file may be the only copy, and the journal looks
+    for it here under this name. Where the journal cannot be read, nobody knows (INV-6).
+    """
+    if PackFile.parse(name) is None:
+        return
+    try:
+        with opened_journal(folder) as conn:
+            records = load_packs(conn, ()) if conn is not None else []
+    except (SpoolUnreadable, IntegrityError, FormatUnsupported) as exc:
+        raise NotVerified(
+            f"{name} may be the only copy of samples: {exc.message}; nothing was moved",
+            hint="open the store (`durastore drain`) once, then try again",
+        ) from exc
+    needed = [each for each in records if each.name == name and each.state not in _FINISHED and each.sample_count]
+    if needed:
+        raise NotVerified(
+            f"{name} may be the only copy of samples: its pack is {needed[0].state.value} and the bucket was not asked"
+            " for it yet; nothing was moved",
+            hint="`durastore drain` asks the bucket and saves what is good in the file; then try again",
+        )
 
 
 def _move(quarantine: Folder, name: str, *, to: Path) -> None:

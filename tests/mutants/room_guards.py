@@ -46,7 +46,7 @@ ROOM = (
     Mutant(
         name="any-error-counts-as-full",
         clause=_FULL,
-        file=JOURNAL,
+        file="durastore/spool/journal_errors.py",
         before="& 0xFF == sqlite3.SQLITE_FULL\n",
         after="& 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)\n",
         tests=(f"{_JOURNAL_TESTS}::test_the_first_error_ends_the_journal_and_the_next_open_goes_on_in_a_new_file",),
@@ -63,8 +63,8 @@ ROOM = (
         name="unread-checkpoint-at-close",
         clause=_FULL,
         file=JOURNAL,
-        before="                    _pin(self._connection)  # as if killed",
-        after="                    self._connection.close()  # as if killed",
+        before="                else:\n                    self._let_go()\n",
+        after="                else:\n                    self._connection.close()\n",
         tests=(f"{_JOURNAL_TESTS}::test_a_checkpoint_without_room_costs_no_commit_and_is_made_later",),
     ),
     Mutant(

@@ -20,7 +20,7 @@ from durastore.codec import encode
 from durastore.codec.encode import SampleContext, encode_sample
 from durastore.codec.host_memory import HostMemory, Lent
 from durastore.codec.staging import Staged, Staging
-from durastore.errors import UnsupportedTensor
+from durastore.errors import DurastoreError, UnsupportedTensor
 from durastore.model import Run, SampleId
 
 FORBIDDEN = ("cpu", "item", "tolist", "numpy", "to", "cuda", "__bool__", "__float__", "__int__")
@@ -200,6 +200,57 @@ def test_memory_that_a_lost_device_may_still_write_to_is_lent_to_nobody() -> Non
         staged.wait()
     staged.release()
     assert staging.begin({"h": np.ones(4)}, may_wait=lambda: False) is None
+
+
+class LostCuda(FakeCuda):
+    """A device that is lost once `lost` is set: whoever waits for an event hears of it, as do all later calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting, self.lost = threading.Event(), threading.Event()
+
+    def event(self) -> FakeEvent:
+        if self.lost.is_set():
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return LostEvent(self)
+
+
+class LostEvent(FakeEvent):
+    def synchronize(self) -> None:
+        assert isinstance(self.cuda, LostCuda)
+        self.cuda.waiting.set()
+        assert self.cuda.lost.wait(20)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize("size", [40_000, 100_000])  # more than half of the staging memory; more than all of it
+def test_a_put_that_waits_for_memory_ends_when_the_device_is_lost(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    fake = LostCuda()
+    staging = Staging(cuda=fake, size_bytes=65_536)
+    monkeypatch.setattr(encode, "GPU_STAGING", staging)
+    errors: list[BaseException] = []
+
+    def put(name: str) -> None:
+        tensor = on_gpu(torch.zeros(size, dtype=torch.uint8), fake)
+        try:
+            encode_sample(
+                SampleId(name), {"h": tensor}, context=SampleContext(run=Run.of({}), meta=None, input_digest=None)
+            )
+        except BaseException as exc:  # noqa: BLE001 - told below
+            errors.append(exc)
+
+    first = threading.Thread(target=put, args=("a",), daemon=True)
+    second = threading.Thread(target=put, args=("b",), daemon=True)
+    first.start()
+    assert fake.waiting.wait(20)
+    second.start()
+    while not staging.waits:  # the second has no memory yet
+        threading.Event().wait(0.01)
+    fake.lost.set()
+    first.join(20)
+    second.join(20)
+    assert not second.is_alive(), "waits for memory that nobody will give back"
+    assert {type(error) for error in errors} == {RuntimeError, DurastoreError}
 
 
 def test_put_takes_gpu_tensors_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from durastore.dataset import restore as restore_module
 from durastore.dataset.restore import RestoreReport, RestoreRequest, restore_samples
 from durastore.errors import EndpointUnreachable, InvalidInput, StoreMissing
 from durastore.formats.segment import VERBATIM_SCHEMA
+from durastore.fsio.publish import publish
 from durastore.model import Digest, ManifestRow, ObjectFacts, ObjectKey, SampleEntry, SampleId
 from durastore.objectstore.memory import MemoryStore
 from durastore.testing.faulty import Fault, FaultRule, FaultyStore
@@ -229,7 +230,7 @@ def test_a_large_sample_goes_on_where_it_was_cut_off(bucket: Bucket, tmp_path: P
 def test_an_empty_part_file_is_begun_anew(bucket: Bucket, tmp_path: Path) -> None:
     # case B103
     row = _large(bucket)
-    (tmp_path / f".{row.entry.header_digest.hex}.part").touch()
+    (tmp_path / landing_module._part_name(row.entry, "large.safetensors")).touch()
     assert get(bucket, tmp_path, "large").bytes_fetched == row.entry.length
     assert scan_sample((tmp_path / "large.safetensors").read_bytes()).digest == row.entry.header_digest
 
@@ -237,7 +238,7 @@ def test_an_empty_part_file_is_begun_anew(bucket: Bucket, tmp_path: Path) -> Non
 @pytest.mark.usefixtures("parts")
 def test_a_part_file_of_something_else_is_left_alone(bucket: Bucket, tmp_path: Path) -> None:
     row = _large(bucket)
-    part = tmp_path / f".{row.entry.header_digest.hex}.part"
+    part = tmp_path / landing_module._part_name(row.entry, "large.safetensors")
     part.write_bytes(bytes(row.entry.length + 1))
     report = get(bucket, tmp_path, "large")
     assert "move it out of the way" in str(report.failed[0].error)
@@ -380,3 +381,35 @@ def test_a_large_file_goes_on_where_it_was_cut_off(bucket: Bucket, tmp_path: Pat
     assert (tmp_path / "old/big.bin").read_bytes() == data
     bucket.damage(row.object.key, at=7)
     assert get(bucket, tmp_path / "again", "old/big.bin").failed[0].error.code == "integrity"
+
+
+def test_large_files_of_one_content_in_one_folder_all_land(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restore_module, "_LARGE_BYTES", 1)
+    bucket = Bucket()
+    data = bytes(range(256)) * 20_000
+    for name in "abcd":
+        _verbatim(bucket, f"old/{name}.bin", data)
+    report = get(bucket, tmp_path)
+    assert report.failed == ()
+    assert report.written == 4
+    assert sorted(path.name for path in (tmp_path / "old").iterdir()) == [f"{name}.bin" for name in "abcd"]
+    assert all(path.read_bytes() == data for path in (tmp_path / "old").iterdir())
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_a_file_that_another_get_made_a_moment_ago_is_the_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_plain: bool
+) -> None:
+    bucket = Bucket()
+    bucket.add_segment(bucket.add_tar([encode("a", 1)]))
+    get(bucket, tmp_path / "other", "a", is_plain=is_plain)
+    data = (tmp_path / "other/a.safetensors").read_bytes()
+
+    def beaten(folder: Any, name: str, **options: Any) -> Any:
+        monkeypatch.setattr(landing_module, "publish", publish)
+        publish(folder, name, chunks=[data])
+        return publish(folder, name, **options)
+
+    monkeypatch.setattr(landing_module, "publish", beaten)
+    assert get(bucket, tmp_path, "a", is_plain=is_plain).failed == ()
+    assert (tmp_path / "a.safetensors").read_bytes() == data

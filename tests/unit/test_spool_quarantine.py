@@ -9,8 +9,9 @@ import pytest
 
 import durastore
 from durastore.codec.decode import scan_sample
-from durastore.errors import ConfigError, DiskFailed, InvalidInput, StoreMissing
+from durastore.errors import ConfigError, DiskFailed, InvalidInput, NotVerified, StoreMissing
 from durastore.spool.quarantine import find_quarantined, release_quarantined
+from tests.unit.spool_lab import assert_obtainable, content, sample, spool_at, writer_of
 
 
 @pytest.fixture
@@ -126,3 +127,44 @@ def test_a_single_sample_file_is_looked_into(root: Path) -> None:
     assert scan_sample(copied.read_bytes()).sample_id.text == "single"
     files = {file.name: file for file in find_quarantined(root)}
     assert (files[pack.name].samples, files[pack.name].damaged) == (("single",), 0)
+
+
+def test_what_the_bucket_was_not_asked_for_yet_is_not_given_away(tmp_path: Path) -> None:
+    """An open while the endpoint is away: the only copy of two samples lies in quarantine."""
+    root, samples = tmp_path / "spool", [sample("a"), sample("b"), sample("c")]
+    with spool_at(root) as spool:
+        spool.recover()
+        writer = writer_of(spool)
+        ((pack_id, _), *_) = writer.append(samples)
+        record = writer.seal_open()
+        assert record is not None
+        writer.close()
+        spool.journal.write_id(pack_id)  # its upload had begun
+    path = root / "w-00/packs" / record.name
+    data = bytearray(path.read_bytes())
+    data[data.index(content(samples[1])) + 2_000] ^= 1
+    path.write_bytes(data)
+    with spool_at(root) as spool:
+        (missing,) = spool.recover().missing_files
+        (file,) = find_quarantined(root)
+        for _ in range(2):  # while a process holds the spool, and after it
+            with pytest.raises(NotVerified, match="may be the only copy") as caught:
+                release_quarantined(root, file.place, to=tmp_path / "out")
+            assert caught.value.hint
+            spool.close()
+    assert (root / "w-00/quarantine" / file.name).read_bytes() == data
+    with spool_at(root) as spool:  # the endpoint is back, and has no such object
+        spool.recover()
+        report = spool.record_lost(missing.pack_id, reason="absent")
+        assert [lost.sample_id.text for lost in report.lost] == ["b"]
+        assert_obtainable(spool, [samples[0], samples[2]])
+    released = release_quarantined(root, file.place, to=tmp_path / "out")
+    assert released.path.read_bytes() == data
+
+
+def test_nothing_is_released_that_a_failed_journal_may_need(root: Path, tmp_path: Path) -> None:
+    (file,) = find_quarantined(root)
+    (root / "w-00/journal-1.failed").write_bytes(b"x")
+    with pytest.raises(NotVerified):
+        release_quarantined(root, file.place, to=tmp_path / "out")
+    assert (root / "w-00/quarantine" / file.name).exists()
