@@ -162,7 +162,13 @@ def plan_folder(facts: FolderFacts) -> FolderPlan:
         orphan_packs=facts.bucket.orphan_packs,
         orphan_files=facts.bucket.orphan_files,
         bury=tuple(sorted(key for key in gone if _may_bury(facts, key))) if is_whole else (),
-        reclaim=tuple(zip(names_of(chosen(facts.local.paths, kept)), facts.split.rows[kept].tolist(), strict=True)),
+        reclaim=tuple(
+            (path, row)
+            for path, row in zip(
+                names_of(chosen(facts.local.paths, kept)), facts.split.rows[kept].tolist(), strict=True
+            )
+            if path not in facts.busy
+        ),
     )
 
 

@@ -133,7 +133,7 @@ def _facts(session: Session, folder: Folder, *, seen: _Seen, is_hashing: bool) -
         missing=remote.missing,
         damage={look.path: look.damage for look in looks if look.damage is not None},
         oddities={look.path: look.oddity for look in looks if look.oddity is not None},
-        busy=frozenset(look.path for look in looks if look.is_busy),
+        busy=frozenset(look.path for look in looks if look.is_busy) | contents.busy,
         unreadable=contents.unreadable | {look.path: look.unreadable for look in looks if look.unreadable is not None},
         quarantined=_quarantined(private),
         going=going,
