@@ -63,6 +63,8 @@ def execute_folder(session: Session, place: FolderPlace, *, plan: FolderPlan, re
         session.refuse_same_fate()
         listed = [*sent, *_look_at_listed(session, place, plan=plan, remote=remote, applied=applied)]
         _reclaim(session, place, listed=listed, verifier=verifier, applied=applied)
+    elif session.request.is_deep:  # read every object that a file here rests on; what does not match is `unproven`
+        _look_at_listed(session, place, plan=plan, remote=remote, applied=applied)
     return applied
 
 

@@ -59,7 +59,7 @@ def look_at_folder(session: Session, folder: Folder, *, is_hashing: bool = False
     request = session.request
     private = private_look(folder, is_any_filesystem_allowed=request.options.is_any_filesystem_allowed)
     with ThreadPoolExecutor(1, "durastore-local") as pool:
-        walking = pool.submit(load_local, folder.path)
+        walking = pool.submit(load_local, folder)
         remote = look_at_bucket(session.objects, session.prefix, known=_known(private), clock=session.clock)
         local = walking.result()
     refuse_spools(local.spools, folder=folder.path)

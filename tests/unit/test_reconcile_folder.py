@@ -12,6 +12,7 @@ import pytest
 
 from durastore.adopt.place import PRIVATE_NAME
 from durastore.errors import (
+    ConfigError,
     FormatUnsupported,
     InventoryIncomplete,
     NotVerified,
@@ -33,6 +34,7 @@ from durastore.objectstore.crc import crc64nvme_b64
 from durastore.objectstore.memory import MemoryStore
 from durastore.read.remote import fetch_sample
 from durastore.reclaim import foreign
+from durastore.reconcile import local
 from durastore.reconcile.folder import plan_folder
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool
@@ -399,7 +401,7 @@ def test_a_folder_that_cannot_be_read_is_named_and_nothing_is_called_lost(
     scandir = os.scandir
 
     def refuse(path: Any) -> Any:
-        if isinstance(path, bytes) and path.endswith(b"/a/"):
+        if isinstance(path, int) and os.readlink(f"/proc/self/fd/{path}") == str(lab.folder / "a"):
             raise PermissionError(13, "Permission denied")
         return scandir(path)
 
@@ -857,3 +859,44 @@ def test_a_bucket_that_is_another_one_since_the_look_ends_the_run(
     with pytest.raises(NotVerified):
         lab.clear()
     assert lab.files() == files
+
+
+def test_a_folder_that_became_a_link_is_not_walked(lab: FolderLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.write("a/0.npy", npy(0))
+    lab.apply()
+    lab.write("b/new.npy", npy(2))  # only here
+    away, empty = lab.folder.parent / "away", lab.folder.parent / "empty"
+    empty.mkdir()
+    scan = local._scan
+
+    def swap(root: Any, folder: bytes, **asked: Any) -> Any:
+        if folder != b"b/":
+            return scan(root, folder, **asked)
+        (lab.folder / "b").rename(away)
+        (lab.folder / "b").symlink_to(empty)
+        try:
+            return scan(root, folder, **asked)
+        finally:
+            (lab.folder / "b").unlink()
+            away.rename(lab.folder / "b")
+
+    monkeypatch.setattr(local, "_scan", swap)
+    report = lab.run()
+    assert (report.exit_code, by_kind(report.findings)) == (12, {("unreadable", "local"): {"b/"}})
+
+
+@pytest.mark.parametrize("settle_s", [float("nan"), -1.0, float("inf")])
+def test_a_settle_time_that_is_none_is_refused(lab: FolderLab, settle_s: float) -> None:
+    files = _fill(lab)
+    with pytest.raises(ConfigError):
+        lab.clear(settle_s=settle_s)
+    assert lab.files() == files
+
+
+def test_deep_apply_reads_the_objects_of_files_that_stay(lab: FolderLab) -> None:
+    files = _fill(lab, 2)
+    assert lab.apply().exit_code == 0
+    lab.faulty.damage(ObjectKey(lab.keys()[0]), Fault.FLIP_BYTE)
+    report = lab.apply(is_deep=True)
+    assert report.applied is not None
+    assert (report.exit_code, len(report.applied.unproven), lab.files()) == (13, 1, files)
