@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -30,7 +30,7 @@ from durastore.errors import (
 from durastore.formats.segment import SegmentContent, render_segment
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import identify
-from durastore.fsio.lease import has_writer
+from durastore.fsio.lease import NotLeased, check_leased, leased
 from durastore.fsio.paths import open_parent
 from durastore.manifest.segments import publish_segment
 from durastore.model import Digest, Evidence, ManifestRow, ObjectKey, SampleId
@@ -62,6 +62,8 @@ class SendReport:
     listed: list[PackRecord] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
     """Path -> why it was not sent, or not proven."""
+    unleased: set[str] = field(default_factory=set)
+    """Paths that were hashed without a lease: what their bytes were is not to be put on record."""
     sent_bytes: int = 0
 
     def paths(self) -> Iterator[str]:
@@ -82,20 +84,39 @@ def hash_local(folder: Folder, path: SampleId) -> HashedFile:
     except OSError as exc:
         raise SpoolUnreadable(f"{path}: {exc.strerror}", errno=exc.errno) from exc
     try:
-        before = identify(fd)
-        if has_writer(fd):
-            raise NotVerified(f"{path} is open for writing")
-        fault = find_fault(fd, path.text)
-        if fault is not None:
-            raise NotVerified(f"{path} {fault.reason}")
-        hasher = hash_file(fd)
-        if identify(fd) != before or hasher.size_bytes != before.size_bytes:
-            raise NotVerified(f"{path} changes while it is read")
+        with _leased_where_it_can_be(fd, path) as is_leased:
+            before = identify(fd)
+            fault = find_fault(fd, path.text)
+            if fault is not None:
+                raise NotVerified(f"{path} {fault.reason}")
+            hasher = hash_file(fd)
+            if is_leased:
+                check_leased(fd)
+            if identify(fd) != before or hasher.size_bytes != before.size_bytes:
+                raise NotVerified(f"{path} changes while it is read")
+    except NotLeased as exc:
+        raise NotVerified(f"{path}: {exc}") from exc
     except OSError as exc:
         raise SpoolUnreadable(f"{path}: {exc.strerror}", errno=exc.errno) from exc
     finally:
         os.close(fd)
-    return HashedFile(path=path, identity=before, digest=hasher.digest(), crc64nvme=hasher.crc64nvme())
+    return HashedFile(
+        path=path, identity=before, digest=hasher.digest(), crc64nvme=hasher.crc64nvme(), is_leased=is_leased
+    )
+
+
+@contextmanager
+def _leased_where_it_can_be(fd: int, path: SampleId) -> Iterator[bool]:
+    """`NotVerified` where somebody writes to the file; False where nobody can tell (no leases, another user's file)."""
+    with ExitStack() as stack:
+        is_leased = True
+        try:
+            stack.enter_context(leased(fd))
+        except NotLeased as exc:
+            if exc.is_writer:
+                raise NotVerified(f"{path} is open for writing") from exc
+            is_leased = False
+        yield is_leased
 
 
 class RowPublisher:
@@ -165,7 +186,7 @@ class Sender:
     ) -> None:
         stopping: list[DurastoreError] = []
         with closing(self._objects.fresh_reader()) as reader:  # not the uploader's connections
-            work = partial(self._send_one, reader=reader, journal=journal, stopping=stopping)
+            work = partial(self._send_one, reader=reader, journal=journal, stopping=stopping, report=report)
             futures: list[tuple[SampleId, Future[tuple[PackRecord, Evidence]]]] = [
                 (path, pool.submit(work, path)) for path in paths
             ]
@@ -185,12 +206,21 @@ class Sender:
             raise stopping[0]
 
     def _send_one(
-        self, path: SampleId, *, reader: ObjectReader, journal: Journal, stopping: list[DurastoreError]
+        self,
+        path: SampleId,
+        *,
+        reader: ObjectReader,
+        journal: Journal,
+        stopping: list[DurastoreError],
+        report: SendReport,
     ) -> tuple[PackRecord, Evidence]:
         if stopping:
             raise StoreClosed(f"{path} was not tried: {stopping[0].message}")
         try:
-            pack = as_pack(hash_local(self._folder, path), self._prefix)
+            file = hash_local(self._folder, path)
+            pack = as_pack(file, self._prefix)
+            if not file.is_leased:
+                report.unleased.add(path.text)
             self._give_up_stale(pack, journal)
             self._upload(pack, journal).result()
             if (pack.size_bytes or 0) > _LEAST_PART_BYTES:

@@ -42,6 +42,8 @@ class HashedFile:
     identity: FileIdentity
     digest: Digest
     crc64nvme: str
+    is_leased: bool = False
+    """Nobody had it open for writing meanwhile: the kernel said so."""
 
 
 def as_pack(file: HashedFile, prefix: str) -> PackRecord:

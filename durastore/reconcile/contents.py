@@ -16,12 +16,15 @@ from durastore.adopt.ledger import HashedEntry, Ledger
 from durastore.fsio.folder import Folder
 from durastore.model import Digest
 from durastore.reconcile.bucket import FileRows
-from durastore.reconcile.columns import NONE, Mask, TextBuilder, chosen, joined, names_of, positions
+from durastore.reconcile.columns import NONE, Mask, Rows, TextBuilder, chosen, joined, names_of, positions
 from durastore.reconcile.folder import LocalSplit, split_local
-from durastore.reconcile.hashing import RateLimit, hash_files
+from durastore.reconcile.hashing import RateLimit, find_written, hash_files
 from durastore.reconcile.local import LocalInventory, Texts
 
 __all__ = ["Contents", "HashingRule", "compare_contents"]
+
+
+_CHUNK_FILES = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,8 @@ class Contents:
     unhashed: Mask
     hashed: list[HashedEntry] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
+    busy: set[str] = field(default_factory=set)
+    """Open or mapped for writing, or nobody can tell."""
 
 
 def compare_contents(
@@ -68,7 +73,16 @@ def compare_contents(
         only_local=split.only_local & ~result.unhashed,
         rows=split.rows,
     )
+    result.busy |= _written(folder, local, at=np.flatnonzero(split.agreeing))
     return result
+
+
+def _written(folder: Folder, local: LocalInventory, *, at: Rows) -> set[str]:
+    """Agreeing files that have a writer now: what is on record of them may be true no longer."""
+    found: set[str] = set()
+    for start in range(0, len(at), _CHUNK_FILES):
+        found |= find_written(folder, names_of(chosen(local.paths, at[start : start + _CHUNK_FILES])))
+    return found
 
 
 def _recorded(local: LocalInventory, ledger: Ledger, *, at: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[str]:
@@ -87,9 +101,11 @@ def _hash_rest(
     folder: Folder, paths: Sequence[str], *, digests: list[str], rule: HashingRule, result: Contents
 ) -> None:
     missing = [number for number, digest in enumerate(digests) if not digest]
-    looks = hash_files(folder, [paths[number] for number in missing], limit=rule.limit)
+    looks = hash_files(folder, [paths[number] for number in missing], limit=rule.limit, is_leased=True)
     for number, look in zip(missing, looks, strict=True):
-        if look.digest is None:
+        if look.is_busy:
+            result.busy.add(look.path)
+        elif look.digest is None:
             result.unreadable[look.path] = look.unreadable or "was not read"
         elif look.identity is None:
             result.unreadable[look.path] = "changes while it is read"

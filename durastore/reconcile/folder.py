@@ -167,7 +167,13 @@ def plan_folder(facts: FolderFacts) -> FolderPlan:
         orphan_packs=facts.bucket.orphan_packs,
         orphan_files=facts.bucket.orphan_files,
         burial=burial,
-        reclaim=tuple(zip(names_of(chosen(facts.local.paths, kept)), facts.split.rows[kept].tolist(), strict=True)),
+        reclaim=tuple(
+            (path, row)
+            for path, row in zip(
+                names_of(chosen(facts.local.paths, kept)), facts.split.rows[kept].tolist(), strict=True
+            )
+            if path not in facts.busy
+        ),
     )
 
 

@@ -6,7 +6,7 @@ unlink: `reclaim.foreign` does, one proven file after the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -46,18 +46,26 @@ _THREADS = 6
 def execute_folder(session: Session, place: FolderPlace, *, plan: FolderPlan, remote: RemoteLook) -> Applied:
     """Do it all, once. `NotVerified`, `RootMismatch` and network errors end it where it is; repeat it then."""
     applied = Applied()
-    marker = ensure_marker(session.objects, session.prefix, run=None, clock=session.clock)
-    place.spool.journal.set_fact(STORE_ID, marker.store_id)
-    verifier = session.verifier(marker.store_id)
+    store_id = remote.store_id
+    if (
+        store_id is None
+    ):  # only where the look saw nothing at all: else a marker that is hidden for a moment is replaced
+        store_id = ensure_marker(session.objects, session.prefix, run=None, clock=session.clock).store_id
+    verifier = session.verifier(store_id)
+    verifier.check_bucket()  # what the plan rests on is still there (case B164)
+    place.spool.journal.set_fact(STORE_ID, store_id)
     publisher = RowPublisher(session.objects, session.prefix, spool=place.spool, check_bucket=verifier.check_bucket)
     _set_aside(place, plan, applied=applied)
-    sent = _send(session, place, plan=plan, publisher=publisher, applied=applied)
-    save_ledger(place.root.folder, [*plan.hashed, *_entries(sent)], writer=place.spool.writer)
+    sent, unleased = _send(session, place, plan=plan, publisher=publisher, applied=applied)
+    known = [*plan.hashed, *_entries(pack for pack in sent if pack.name not in unleased)]
+    save_ledger(place.root.folder, known, writer=place.spool.writer)
     _repair(session, _without(plan, sent), remote=remote, publisher=publisher, applied=applied)
     if session.request.is_reclaiming:
         session.refuse_same_fate()
         listed = [*sent, *_look_at_listed(session, place, plan=plan, remote=remote, applied=applied)]
         _reclaim(session, place, listed=listed, verifier=verifier, applied=applied)
+    elif session.request.is_deep:  # read every object that a file here rests on; what does not match is `unproven`
+        _look_at_listed(session, place, plan=plan, remote=remote, applied=applied)
     return applied
 
 
@@ -69,7 +77,7 @@ def take_back(place: FolderPlace) -> list[str]:
     return moved
 
 
-def _entries(sent: Sequence[PackRecord]) -> list[HashedEntry]:
+def _entries(sent: Iterable[PackRecord]) -> list[HashedEntry]:
     return [
         HashedEntry(path=pack.name, identity=pack.identity, digest=pack.digest)
         for pack in sent
@@ -93,7 +101,7 @@ def _set_aside(place: FolderPlace, plan: FolderPlan, *, applied: Applied) -> Non
 
 def _send(
     session: Session, place: FolderPlace, *, plan: FolderPlan, publisher: RowPublisher, applied: Applied
-) -> list[PackRecord]:
+) -> tuple[list[PackRecord], set[str]]:
     sender = Sender(
         place.folder, session.objects, prefix=session.prefix, uploader=session.uploader, clock=session.clock
     )
@@ -101,7 +109,7 @@ def _send(
     applied.uploaded += len(report.listed)
     applied.uploaded_bytes += report.sent_bytes
     applied.failed |= report.kept
-    return report.listed
+    return report.listed, report.unleased
 
 
 def _without(plan: FolderPlan, sent: Sequence[PackRecord]) -> FolderPlan:

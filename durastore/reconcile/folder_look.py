@@ -59,7 +59,7 @@ def look_at_folder(session: Session, folder: Folder, *, is_hashing: bool = False
     request = session.request
     private = private_look(folder, is_any_filesystem_allowed=request.options.is_any_filesystem_allowed)
     with ThreadPoolExecutor(1, "durastore-local") as pool:
-        walking = pool.submit(load_local, folder.path)
+        walking = pool.submit(load_local, folder)
         remote = look_at_bucket(session.objects, session.prefix, known=_known(private), clock=session.clock)
         local = walking.result()
     refuse_spools(local.spools, folder=folder.path)
@@ -133,7 +133,7 @@ def _facts(session: Session, folder: Folder, *, seen: _Seen, is_hashing: bool) -
         missing=remote.missing,
         damage={look.path: look.damage for look in looks if look.damage is not None},
         oddities={look.path: look.oddity for look in looks if look.oddity is not None},
-        busy=frozenset(look.path for look in looks if look.is_busy),
+        busy=frozenset(look.path for look in looks if look.is_busy) | contents.busy,
         unreadable=contents.unreadable | {look.path: look.unreadable for look in looks if look.unreadable is not None},
         quarantined=_quarantined(private),
         going=going,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,9 +22,9 @@ from durastore.clock import Clock
 from durastore.errors import SpoolUnreadable
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity, identify
-from durastore.fsio.lease import has_writer
+from durastore.fsio.lease import NotLeased, check_leased, has_writer, leased
 
-__all__ = ["FileLook", "RateLimit", "hash_files", "look_into"]
+__all__ = ["FileLook", "RateLimit", "find_written", "hash_files", "look_into"]
 
 _THREADS = 4
 _BLOCK_BYTES = 4 << 20
@@ -73,9 +74,36 @@ def look_into(folder: Folder, paths: Iterable[str]) -> Iterator[FileLook]:
     return _in_parallel(partial(_inspect, folder), paths)
 
 
-def hash_files(folder: Folder, paths: Iterable[str], *, limit: RateLimit) -> Iterator[FileLook]:
-    """The digest of each file. In the order given."""
-    return _in_parallel(partial(_hash, folder, limit=limit), paths)
+def hash_files(
+    folder: Folder, paths: Iterable[str], *, limit: RateLimit, is_leased: bool = False
+) -> Iterator[FileLook]:
+    """The digest of each file. In the order given. `is_leased`: only under a lease, which says that nobody has the file
+    open or mapped for writing; a page that is dirty already is written without a new time. Else it `is_busy`.
+    """
+    return _in_parallel(partial(_hash, folder, limit=limit, is_leased=is_leased), paths)
+
+
+def find_written(folder: Folder, paths: Sequence[str]) -> frozenset[str]:
+    """Those that somebody has open or mapped for writing now. A file that cannot be opened is not among them."""
+    size = max(1, len(paths) // _THREADS + 1)
+    parts = [paths[start : start + size] for start in range(0, len(paths), size)]  # a task each, not a file each
+    with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="durastore-lease") as pool:
+        return frozenset(path for found in pool.map(partial(_written, folder), parts) for path in found)
+
+
+def _written(folder: Folder, paths: Sequence[str]) -> list[str]:
+    found = []
+    for path in paths:
+        try:
+            fd = open_local(folder, path)
+        except (OSError, SpoolUnreadable):
+            continue
+        try:
+            if has_writer(fd):
+                found.append(path)
+        finally:
+            os.close(fd)
+    return found
 
 
 def _in_parallel(look: partial[FileLook], paths: Iterable[str]) -> Iterator[FileLook]:
@@ -99,19 +127,28 @@ def _inspect(folder: Folder, path: str) -> FileLook:
         return FileLook(path=path, unreadable=str(exc))
 
 
-def _hash(folder: Folder, path: str, *, limit: RateLimit) -> FileLook:
-    hasher = xxhash.xxh3_128()
+def _hash(folder: Folder, path: str, *, limit: RateLimit, is_leased: bool) -> FileLook:
     try:
         fd = open_local(folder, path)
         try:
-            offset, before = 0, identify(fd)
-            while block := os.pread(fd, _BLOCK_BYTES, offset):
-                limit.spend(len(block))
-                hasher.update(block)
-                offset += len(block)
-            identity = before if identify(fd) == before and offset == before.size_bytes else None
+            with leased(fd) if is_leased else nullcontext():
+                return _hash_open(fd, path, limit=limit, is_leased=is_leased)
         finally:
             os.close(fd)
+    except NotLeased:
+        return FileLook(path=path, is_busy=True)
     except (OSError, SpoolUnreadable) as exc:
         return FileLook(path=path, unreadable=str(exc))
+
+
+def _hash_open(fd: int, path: str, *, limit: RateLimit, is_leased: bool) -> FileLook:
+    hasher = xxhash.xxh3_128()
+    offset, before = 0, identify(fd)
+    while block := os.pread(fd, _BLOCK_BYTES, offset):
+        limit.spend(len(block))
+        hasher.update(block)
+        offset += len(block)
+        if is_leased:
+            check_leased(fd)  # who wants to write waits for us: give way
+    identity = before if identify(fd) == before and offset == before.size_bytes else None
     return FileLook(path=path, digest=hasher.digest(), identity=identity)

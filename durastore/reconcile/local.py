@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,6 +21,8 @@ from numpy.typing import NDArray
 
 from durastore.adopt.place import PRIVATE_NAME
 from durastore.formats.spool_root import ROOT_MARKER_NAME, is_spool_content, parse_spool_name
+from durastore.fsio.folder import Folder
+from durastore.fsio.paths import open_parent
 
 __all__ = ["LocalInventory", "OddEntry", "Texts", "case_collisions", "load_local", "texts"]
 
@@ -79,7 +80,7 @@ def texts(values: list[str] | list[bytes]) -> Texts:
     return pa.array(values, type=pa.large_string())
 
 
-def load_local(root: Path, *, threads: int = _THREADS) -> LocalInventory:
+def load_local(root: Folder, *, threads: int = _THREADS) -> LocalInventory:
     """Walk everything below `root`, but for `.durastore` and other roots inside of it. Raises nothing for what it
     meets: what could not be read is in the result. Safe to repeat.
     """
@@ -89,7 +90,7 @@ def load_local(root: Path, *, threads: int = _THREADS) -> LocalInventory:
     odd: list[OddEntry] = []
     unreadable: list[OddEntry] = []
     spools: list[str] = []
-    for found in _walk(os.fsencode(root), threads):
+    for found in _walk(root, threads):
         odd.extend(found.odd)
         unreadable.extend(found.unreadable)
         spools.extend(found.spools)
@@ -110,7 +111,7 @@ def load_local(root: Path, *, threads: int = _THREADS) -> LocalInventory:
     )
 
 
-def _walk(root: bytes, threads: int) -> Iterator[_Found]:
+def _walk(root: Folder, threads: int) -> Iterator[_Found]:
     """Each directory's entries as they come, by several threads: the kernel's part runs beside ours."""
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="durastore-walk") as pool:
@@ -128,11 +129,11 @@ def _walk(root: bytes, threads: int) -> Iterator[_Found]:
                 future.cancel()
 
 
-def _scan(root: bytes, folder: bytes, *, stop: threading.Event) -> _Found:
+def _scan(root: Folder, folder: bytes, *, stop: threading.Event) -> _Found:
     """One directory; `folder` is relative and ends with a slash, or is empty."""
     found = _Found()
     try:
-        with os.scandir(root + b"/" + folder) as entries:
+        with _opened(root, folder) as held, os.scandir(held.fd) as entries:
             for entry in entries:
                 if stop.is_set():
                     break
@@ -153,14 +154,23 @@ def _is_spool(found: _Found, folder: bytes) -> bool:
     return is_spool_content(os.fsdecode(each[len(folder) :].rstrip(b"/")) for each in [*found.names, *found.folders])
 
 
+def _opened(root: Folder, folder: bytes) -> Folder:
+    """Held one folder after the other, so that no link that was put there meanwhile is followed."""
+    if not folder:
+        return root.again()
+    parent, name = open_parent(root, os.fsdecode(folder[:-1]))
+    with parent:
+        return parent.child(name)
+
+
 def _is_root(found: _Found, folder: bytes) -> bool:
     private = folder + os.fsencode(PRIVATE_NAME) + b"/"
     return folder + os.fsencode(ROOT_MARKER_NAME) in found.names or private in found.folders
 
 
-def _take(found: _Found, entry: os.DirEntry[bytes], *, folder: bytes) -> None:
-    path = folder + entry.name
-    if not folder and entry.name == os.fsencode(PRIVATE_NAME):
+def _take(found: _Found, entry: os.DirEntry[str], *, folder: bytes) -> None:
+    path = folder + os.fsencode(entry.name)
+    if not folder and entry.name == PRIVATE_NAME:
         return
     try:
         stat = entry.stat(follow_symlinks=False)

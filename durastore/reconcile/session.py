@@ -5,6 +5,7 @@ Duty: the composition of the lower layers for one run. Must never open a spool.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.config import StoreOptions
-from durastore.errors import SameFailureDomain
+from durastore.errors import ConfigError, SameFailureDomain
 from durastore.fsio.space import filesystem_of
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
 from durastore.objectstore.port import ObjectStore
@@ -47,6 +48,10 @@ class ReconcileRequest:
     """Seconds between upload and reclaim: 60 for files that durastore did not write, the option's for packs."""
     hash_bytes_per_s: int = 0
     """Limit of hashing; 0: none."""
+
+    def __post_init__(self) -> None:
+        if self.settle_s is not None and not 0 <= self.settle_s < math.inf:
+            raise ConfigError(f"the settle time is {self.settle_s} s", hint="give --settle seconds, 0 or more")
 
     @property
     def foreign_settle_s(self) -> float:

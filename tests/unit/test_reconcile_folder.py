@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from durastore.adopt.place import PRIVATE_NAME
 from durastore.errors import (
+    ConfigError,
     FormatUnsupported,
     InventoryIncomplete,
     NotVerified,
@@ -21,8 +24,10 @@ from durastore.errors import (
 )
 from durastore.formats.keys import file_key, marker_key
 from durastore.formats.spool_root import ROOT_MARKER_NAME
+from durastore.fsio import lease
 from durastore.fsio.folder import Folder
 from durastore.fsio.sys import SYS
+from durastore.manifest.marker_store import ensure_marker
 from durastore.manifest.snapshot import fetch_snapshot
 from durastore.manifest.view import fetch_view
 from durastore.model import Digest, ObjectKey, SampleId
@@ -30,6 +35,8 @@ from durastore.objectstore.crc import crc64nvme_b64
 from durastore.objectstore.memory import MemoryStore
 from durastore.read.remote import fetch_sample
 from durastore.reclaim import foreign
+from durastore.reconcile import local
+from durastore.reconcile.folder import plan_folder
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool
 from durastore.testing.faulty import Fault, FaultRule, FaultyStore
@@ -395,7 +402,7 @@ def test_a_folder_that_cannot_be_read_is_named_and_nothing_is_called_lost(
     scandir = os.scandir
 
     def refuse(path: Any) -> Any:
-        if isinstance(path, bytes) and path.endswith(b"/a/"):
+        if isinstance(path, int) and os.readlink(f"/proc/self/fd/{path}") == str(lab.folder / "a"):
             raise PermissionError(13, "Permission denied")
         return scandir(path)
 
@@ -504,8 +511,15 @@ def test_a_file_that_is_open_for_writing_is_left_alone(lab: FolderLab) -> None:
 def test_a_writer_that_comes_before_the_last_look_keeps_the_file(lab: FolderLab) -> None:
     _fill(lab, 2)
     lab.apply()
-    with lab.held_open_for_writing("a/1.npy"):
-        report = lab.clear()
+    sleep = lab.clock.sleep
+    with contextlib.ExitStack() as stack:
+
+        def write(seconds: float) -> None:
+            stack.enter_context(lab.held_open_for_writing("a/1.npy"))
+            sleep(seconds)
+
+        lab.clock.sleep = write  # type: ignore[method-assign]
+        report = lab.clear(settle_s=60.0)
     assert report.applied is not None
     assert (report.exit_code, report.applied.reclaimed) == (13, 1)
     assert lab.files().keys() == {"a/1.npy"}
@@ -823,3 +837,115 @@ def test_a_private_folder_that_is_a_link_is_refused(lab: FolderLab) -> None:
         with pytest.raises(RootMismatch, match="no folder that can be opened"):
             lab.run(is_applied=is_applied)
     assert [path.name for path in second.iterdir() if path.name != PRIVATE_NAME] == ["b.npy"]
+
+
+def test_a_file_open_for_writing_is_never_called_safe(lab: FolderLab) -> None:
+    lab.write("a/0.npy", npy(0))
+    lab.write("a/1.npy", npy(1))
+    assert lab.apply().exit_code == 0
+    with lab.held_open_for_writing("a/0.npy"):
+        for asked in ({}, {"is_deep": True}, {"is_applied": True}):
+            report = lab.run(**asked)
+            assert (report.exit_code, by_kind(report.findings)) == (12, {("in-flight", "local"): {"a/0.npy"}})
+        assert lab.clear().exit_code == 12
+        assert set(lab.files()) == {"a/0.npy"}
+    assert lab.clear().exit_code == 0
+
+
+def test_a_hash_made_beside_a_mapped_writer_is_not_kept(lab: FolderLab) -> None:
+    # a page that is dirty already is written without a new time
+    path = lab.write("a/0.npy", npy(0, rows=4000))
+    assert lab.apply().exit_code == 0
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+        file.close()
+        view[4096] = view[4096]  # the page is dirty now, its times are set; the content is still the row's
+        assert lab.apply().exit_code == 12
+        view[4096] = view[4096] ^ 1
+    assert lab.run().exit_code == 12
+    assert lab.run(is_deep=True).exit_code == 12
+
+
+def test_without_leases_nothing_is_put_on_record(lab: FolderLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.write("a/0.npy", npy(0))
+    monkeypatch.setattr(lease, "_SETLEASE", None)
+    assert lab.apply().exit_code == 12  # sent, and not known to be unchanged since
+    assert by_kind(lab.apply().findings) == {("unhashed", "local"): {"a/0.npy"}}
+    assert not list((lab.folder / PRIVATE_NAME).glob("hashed-*"))
+
+
+def test_a_marker_that_is_hidden_for_a_moment_is_not_replaced(lab: FolderLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    # also at endpoints that ignore If-None-Match
+    lab.write("a/0.npy", npy(0))
+    lab.apply()
+    before = lab.memory.fetch(marker_key(PREFIX))
+    lab.write("a/1.npy", npy(1))
+    honest = MemoryStore.put
+
+    def put(store: Any, key: ObjectKey, body: Any, *, if_absent: bool = False, **asked: Any) -> Any:
+        return honest(store, key, body, **asked)
+
+    monkeypatch.setattr(MemoryStore, "put", put)
+    lab.faulty.add(FaultRule(op="fetch", fault=Fault.ABSENT, first=2, count=1, key_part="durastore.json"))
+    with contextlib.suppress(NotVerified):
+        lab.apply()
+    assert lab.memory.fetch(marker_key(PREFIX)) == before
+
+
+def test_a_bucket_that_is_another_one_since_the_look_ends_the_run(
+    lab: FolderLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.write("a/0.npy", npy(0))
+    lab.apply()
+    files = lab.files()
+    planned = plan_folder
+
+    def exchange(facts: Any) -> Any:
+        lab.memory._objects.clear()
+        ensure_marker(lab.memory, PREFIX, run=None, clock=lab.clock)
+        return planned(facts)
+
+    monkeypatch.setattr("durastore.reconcile.run.plan_folder", exchange)
+    with pytest.raises(NotVerified):
+        lab.clear()
+    assert lab.files() == files
+
+
+def test_a_folder_that_became_a_link_is_not_walked(lab: FolderLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.write("a/0.npy", npy(0))
+    lab.apply()
+    lab.write("b/new.npy", npy(2))  # only here
+    away, empty = lab.folder.parent / "away", lab.folder.parent / "empty"
+    empty.mkdir()
+    scan = local._scan
+
+    def swap(root: Any, folder: bytes, **asked: Any) -> Any:
+        if folder != b"b/":
+            return scan(root, folder, **asked)
+        (lab.folder / "b").rename(away)
+        (lab.folder / "b").symlink_to(empty)
+        try:
+            return scan(root, folder, **asked)
+        finally:
+            (lab.folder / "b").unlink()
+            away.rename(lab.folder / "b")
+
+    monkeypatch.setattr(local, "_scan", swap)
+    report = lab.run()
+    assert (report.exit_code, by_kind(report.findings)) == (12, {("unreadable", "local"): {"b/"}})
+
+
+@pytest.mark.parametrize("settle_s", [float("nan"), -1.0, float("inf")])
+def test_a_settle_time_that_is_none_is_refused(lab: FolderLab, settle_s: float) -> None:
+    files = _fill(lab)
+    with pytest.raises(ConfigError):
+        lab.clear(settle_s=settle_s)
+    assert lab.files() == files
+
+
+def test_deep_apply_reads_the_objects_of_files_that_stay(lab: FolderLab) -> None:
+    files = _fill(lab, 2)
+    assert lab.apply().exit_code == 0
+    lab.faulty.damage(ObjectKey(lab.keys()[0]), Fault.FLIP_BYTE)
+    report = lab.apply(is_deep=True)
+    assert report.applied is not None
+    assert (report.exit_code, len(report.applied.unproven), lab.files()) == (13, 1, files)
