@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from durastore.manifest.snapshot import fetch_snapshot
-from durastore.manifest.view import ResolvedView, fetch_view
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from durastore.manifest.fetching import SegmentPart
+from durastore.manifest.snapshot import fetch_listing, fetch_snapshot
+from durastore.manifest.view import ResolvedView, fetch_partial_view, fetch_view
 from durastore.model import ObjectKey, PackState, SampleEntry, SampleId, Tombstone
 from durastore.observe.events import LOGGER
 from durastore.spool.journal import PackRecord
@@ -17,7 +21,7 @@ from durastore.spool.records import FACT_DOUBTFUL
 from durastore.spool.spool import Spool
 from durastore.store.services import Services
 
-__all__ = ["drop_made_again", "settle_doubtful"]
+__all__ = ["drop_made_again", "move_buried", "settle_doubtful"]
 
 _GONE = (PackState.LOST, PackState.QUARANTINED, PackState.RECLAIMED)
 _Row = tuple[SampleId, ObjectKey, int]
@@ -35,6 +39,44 @@ def settle_doubtful(spool: Spool, services: Services) -> None:
             # which forgets it, and sets its file aside
             spool.salvage(record.pack_id, reason="nothing in it counts").raise_unless_full()
         spool.journal.set_fact(f"{FACT_DOUBTFUL}{record.pack_id}", None)
+
+
+def move_buried(spool: Spool, services: Services) -> None:
+    """Give each pack whose file is here, and of whose rows the manifest says that they are taken out, a new file and
+    key: under the old one no row of it would ever be live again, whoever took them out, and its file would be freed.
+
+    What was superseded stays so. Network and disk errors pass; safe to repeat.
+    """
+    held = [
+        record
+        for record in spool.journal.packs()
+        if record.key is not None
+        and record.state not in (*_GONE, PackState.OPEN)
+        and record.sample_count
+        and spool.packs_folder.has(record.name)
+    ]
+    if not held:
+        return
+    part = SegmentPart(rows=_tombstones_only)
+    # damage and gaps are refused by the catalog, a moment later; here they must not keep the other checks from running
+    view, _ = fetch_partial_view(services.objects, fetch_listing(services.objects, services.prefix), part=part)
+    keys = {record.key for record in held}
+    stones = [stone for stone in view.tombstones() if stone.key in keys]
+    later = {_row(stone) for stone in stones if stone.reason == "superseded"}
+    dead = {_row(stone) for stone in stones} - later
+    for record in held:
+        assert record.key is not None
+        rows = {(e.sample_id, record.key, e.offset) for e in spool.journal.entries(record.pack_id)} if stones else set()
+        if not rows & dead:
+            continue
+        if rows & later:  # under a new key nobody would have a tombstone for them
+            spool.journal.drop_samples(record.pack_id, sorted(sample_id for sample_id, _, _ in rows & later))
+        report = spool.salvage(record.pack_id, reason="its rows were taken out of the manifest")
+        LOGGER.warning("pack %s: its rows were taken out; %d samples get another key", record.name, report.saved)
+
+
+def _tombstones_only(table: pa.Table) -> pa.Table:
+    return table.filter(pc.equal(table.column("kind"), pa.scalar("tombstone")))
 
 
 def drop_made_again(

@@ -15,7 +15,7 @@ from durastore.observe.events import LOGGER
 from durastore.spool.journal import PackRecord
 from durastore.spool.records import FACT_OLDER
 from durastore.spool.spool import Spool
-from durastore.store.made_again import drop_made_again, settle_doubtful
+from durastore.store.made_again import drop_made_again, move_buried, settle_doubtful
 from durastore.store.segmenter import bury
 from durastore.store.services import Services
 
@@ -48,6 +48,7 @@ class Settling:
         self._retry_conflicts(spool)
         self._find_missing(spool, report.missing_files)
         self._bury_lost(spool)
+        move_buried(spool, self._services)
         drop_made_again(spool, self._services, records=spool.journal.packs())
         settle_doubtful(spool, self._services)
 

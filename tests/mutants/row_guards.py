@@ -19,6 +19,7 @@ RECOVERY = "durastore/spool/recovery.py"
 
 _OLDER = "a journal older than its spool: back to SEALED"
 _BURIED = "a row taken out stays out"
+_SPOOLS = "tests/unit/test_reconcile_spools.py"
 _AGAIN = "the last put counts"
 _MOVED = "done means: a live row (INV-8)"
 
@@ -194,6 +195,22 @@ ROWS = (
         before="        drop_made_again(spool, self._services, records=spool.journal.packs())\n",
         after="",
         tests=(f"{_HISTORIES}::test_a_lost_content_that_comes_back_does_not_hide_one_put_since",),
+    ),
+    Mutant(
+        name="buried-rows-sent-again-dead",
+        clause="never under the old key again",
+        file=SETTLING,
+        before="        move_buried(spool, self._services)\n",
+        after="",
+        tests=(f"{_SPOOLS}::test_rows_buried_by_another_root_are_live_after_the_packs_are_sent_again",),
+    ),
+    Mutant(
+        name="buried-and-superseded-content-moved",
+        clause=_AGAIN,
+        file="durastore/store/made_again.py",
+        before="    dead = {_row(stone) for stone in stones} - later\n",
+        after="    dead, later = {_row(stone) for stone in stones}, set[_Row]()\n",
+        tests=(f"{_SPOOLS}::test_what_another_root_superseded_and_buried_stays_superseded",),
     ),
     Mutant(
         name="content-saved-hides-a-later-one",

@@ -451,3 +451,77 @@ def test_strangers_under_names_of_ours_are_told(lab: SpoolLab) -> None:
     (lab.root / "w-00" / "ballast").mkdir()
     report = lab.run(is_deep=True)
     assert by_kind(report.findings) == {("untracked", "local"): {"going", "w-00/ballast"}}
+
+
+def _buried_elsewhere(lab: SpoolLab, path: Path) -> None:
+    """Every object is gone, and another root takes the rows out."""
+    for key in lab.objects_in():
+        lab.lose(key)
+    other = SpoolLab(path / "other")
+    other.clock, other.memory, other.objects = lab.clock, lab.memory, lab.objects
+    other.root.parent.mkdir()
+    SpoolRoot.open(other.root).close()
+    report = other.apply(is_burying=True)
+    assert report.applied is not None
+    assert report.applied.rows_buried == 6
+
+
+def test_rows_buried_by_another_root_are_live_after_the_packs_are_sent_again(lab: SpoolLab, tmp_path: Path) -> None:
+    lab.fill(6)
+    before = set(lab.objects_in())
+    _buried_elsewhere(lab, tmp_path)
+    report = lab.apply(is_reclaiming=True)
+    assert (report.exit_code, lab.packs()) == (0, [])
+    assert not before & set(lab.objects_in())  # never under the old key again
+    assert _live(lab, 6) == 6
+    lab.check_held(6)
+    again = lab.apply()
+    assert again.applied is not None
+    assert (again.exit_code, again.applied.uploaded_bytes) == (0, 0)
+
+
+def test_what_was_put_again_after_a_burial_elsewhere_stays_the_later_one(lab: SpoolLab, tmp_path: Path) -> None:
+    lab.fill(6)
+    _buried_elsewhere(lab, tmp_path)
+    with lab.opened(tmp_path / "third") as store:  # another root makes one of them anew, with other content
+        store.put("s2", {"x": np.full((20, 20), 99, dtype=np.float32)})
+        store.flush(timeout_s=60)
+    assert lab.apply().exit_code == 0
+    assert lab.apply(is_reclaiming=True).exit_code == 0
+    assert _live(lab, 6) == 6
+    with lab.opened() as store:
+        assert np.asarray(store.get("s2").tensors["x"]).ravel()[0] == 99
+        assert np.asarray(store.get("s3").tensors["x"]).ravel()[0] == 3
+
+
+def test_what_another_root_superseded_and_buried_stays_superseded(lab: SpoolLab, tmp_path: Path) -> None:
+    lab.fill(6)
+    with lab.opened(tmp_path / "third") as store:  # supersedes the row of s2 first
+        store.put("s2", {"x": np.full((20, 20), 99, dtype=np.float32)}, input_digest="ab" * 16)
+        store.flush(timeout_s=60)
+    key = next(record for record in _records(lab) if "s2" in record[1])[0]
+    lab.lose(key)
+    other = SpoolLab(tmp_path / "other")
+    other.clock, other.memory, other.objects = lab.clock, lab.memory, lab.objects
+    other.root.parent.mkdir()
+    SpoolRoot.open(other.root).close()
+    assert other.apply(is_burying=True).exit_code == 0
+    lab.apply()
+    assert lab.apply(is_reclaiming=True).exit_code == 0
+    assert _live(lab, 6) == 6
+    with lab.opened() as store:
+        assert np.asarray(store.get("s2").tensors["x"]).ravel()[0] == 99
+
+
+def _records(lab: SpoolLab) -> list[tuple[str, set[str]]]:
+    """Keys of the spool's packs, with the ids in each."""
+    root = SpoolRoot.open(lab.root)
+    spool = Spool.claim(root, clock=lab.clock)
+    try:
+        return [
+            (str(record.key), {entry.sample_id.text for entry in spool.journal.entries(record.pack_id)})
+            for record in spool.journal.packs()
+        ]
+    finally:
+        spool.close()
+        root.close()
