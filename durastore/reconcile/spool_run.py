@@ -20,6 +20,7 @@ from durastore.errors import (
     ObjectAbsent,
     PackFailed,
     SpoolUnreadable,
+    StoreMissing,
 )
 from durastore.model import PackState
 from durastore.observe.events import LOGGER
@@ -118,6 +119,11 @@ def _sealed_digests(look: SpoolLook) -> dict[str, str]:
 
 def execute_spools(session: Session, root: SpoolRoot, *, plan: SpoolPlan, remote: RemoteLook) -> Applied:
     """Do it all, once. Network errors end it where it is; repeat it then. Spools of live processes stay untouched."""
+    if remote.store_id is None:  # opening would make a marker, and fix the empty run for whoever comes first
+        raise StoreMissing(
+            f"there is no durastore at {session.request.bucket.render()} yet",
+            hint="start the extraction: it makes the bucket's marker, with its run; nothing was changed",
+        )
     applied = Applied()
     if session.request.is_reclaiming:
         session.refuse_same_fate()

@@ -205,14 +205,6 @@ ROWS = (
         tests=(f"{_SPOOLS}::test_rows_buried_by_another_root_are_live_after_the_packs_are_sent_again",),
     ),
     Mutant(
-        name="buried-and-superseded-content-moved",
-        clause=_AGAIN,
-        file="durastore/store/made_again.py",
-        before="    dead = {_row(stone) for stone in stones} - later\n",
-        after="    dead, later = {_row(stone) for stone in stones}, set[_Row]()\n",
-        tests=(f"{_SPOOLS}::test_what_another_root_superseded_and_buried_stays_superseded",),
-    ),
-    Mutant(
         name="content-saved-hides-a-later-one",
         clause=_AGAIN,
         file="durastore/store/segmenter.py",

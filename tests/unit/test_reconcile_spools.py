@@ -525,3 +525,12 @@ def _records(lab: SpoolLab) -> list[tuple[str, set[str]]]:
     finally:
         spool.close()
         root.close()
+
+
+def test_a_new_root_without_a_marker_does_not_settle_the_run(lab: SpoolLab) -> None:
+    SpoolRoot.open(lab.root).close()
+    with pytest.raises(StoreMissing):
+        lab.apply()
+    assert lab.memory._objects == {}
+    lab.fill(3)
+    lab.check_held(3)
