@@ -29,6 +29,7 @@ __all__ = ["WITH_FILE", "SpoolFacts", "SpoolPlan", "keys_in", "plan_spools"]
 WITH_FILE = ("open", "sealed", "uploaded", "verified", "manifested", "unknown", "conflict")
 """States of packs whose file has to be there."""
 _SENT = ("uploaded", "verified", "manifested")
+_SALVAGED = "put aside earlier; what matched was salvaged"
 _STRANGE = "put aside earlier, and no pack on record: only here"
 _NUMBERED = re.compile(r"\.[0-9]+$")
 
@@ -203,9 +204,7 @@ def _find_strangers(packs: _Packs, expected: Mask) -> list[FindingSet]:
     unknown = positions(files, chosen(packs.names, expected)) == NONE
     sizes = np.array(look.files.sizes, dtype=np.int64)[unknown].tolist() if len(files) else []
 
-    def found(
-        kind: FindingKind, names: list[str], *, meaning: str, held: list[int], action: Action, is_note: bool = False
-    ) -> FindingSet:
+    def found(kind: FindingKind, names: list[str], *, meaning: str, held: list[int], action: Action) -> FindingSet:
         return FindingSet(
             kind=kind,
             side=Side.LOCAL,
@@ -213,7 +212,7 @@ def _find_strangers(packs: _Packs, expected: Mask) -> list[FindingSet]:
             action=action,
             names=[f"{look.name}/{name}" for name in names],
             sizes=held,
-            is_note=is_note,
+            is_note=meaning is _SALVAGED,
         )
 
     strangers = names_of(chosen(files, unknown))
@@ -221,11 +220,10 @@ def _find_strangers(packs: _Packs, expected: Mask) -> list[FindingSet]:
     odd = [ascii(name)[1:-1] for name in look.files.odd]
     odd_aside = [ascii(name)[1:-1] for name in look.quarantined.odd]
     untracked, aside, nothing = FindingKind.UNTRACKED, FindingKind.QUARANTINED, Action.NOTHING
-    salvaged = "put aside earlier; what matched was salvaged"
     return [
         found(untracked, strangers, meaning="a file that no pack on record names", held=sizes, action=Action.RECOVER),
         found(untracked, odd, meaning="no regular file, or no usable name", held=[], action=nothing),
-        found(aside, list(ours), meaning=salvaged, held=[*ours.values()], action=nothing, is_note=True),
+        found(aside, list(ours), meaning=_SALVAGED, held=[*ours.values()], action=nothing),
         found(aside, list(others), meaning=_STRANGE, held=[*others.values()], action=nothing),
         found(aside, odd_aside, meaning=_STRANGE, held=[], action=nothing),
     ]
