@@ -185,6 +185,8 @@ def _zero_tail(fd: int, size: int) -> str | None:
             end = start + len(block)
             break
         end = start
+    if end == 0:
+        return f"holds nothing but {size} zeros"  # no format begins with one: of whatever size, it was never written
     to_edge = -end % _PAGE_BYTES
     if size - end - to_edge < _PAGE_BYTES or to_edge >= _NEAR_PAGE_BYTES:
         return None

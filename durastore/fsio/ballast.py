@@ -54,7 +54,7 @@ class Ballast:
             if not self.is_wanted and self._is_whole():
                 return True
             try:
-                self.is_wanted = free_bytes(self._folder.path) < self.size_bytes + self._scarce_bytes
+                self.is_wanted = free_bytes(self._folder.fd) < self.size_bytes + self._scarce_bytes
                 if not self.is_wanted:
                     self._allocate()
             except OSError as exc:
@@ -82,7 +82,7 @@ class Ballast:
 
     def release_if_scarce(self) -> bool:
         """Before a record that has to get through: `release` if the disk has hardly anything left."""
-        return free_bytes(self._folder.path) < self._scarce_bytes and self.release()
+        return free_bytes(self._folder.fd) < self._scarce_bytes and self.release()
 
     def _is_whole(self) -> bool:
         try:

@@ -9,6 +9,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from durastore.errors import DiskFailed
+
 __all__ = ["Filesystem", "disk_bytes", "filesystem_of", "free_bytes"]
 
 _LOCAL_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "apfs", "hfs"})
@@ -73,13 +75,20 @@ def _device_uuid(st_dev: int) -> str | None:
     return None
 
 
-def free_bytes(path: Path) -> int:
-    """Bytes that this user may still write on the file system of `path`."""
-    stat = os.statvfs(path)
+def free_bytes(path: Path | int) -> int:
+    """Bytes that this user may still write where `path` (or a descriptor) lies. `DiskFailed` if that place is gone."""
+    stat = _statvfs(path)
     return stat.f_bavail * stat.f_frsize
 
 
-def disk_bytes(path: Path) -> int:
-    """Size of the file system of `path`."""
-    stat = os.statvfs(path)
+def disk_bytes(path: Path | int) -> int:
+    """Size of the file system of `path`. `DiskFailed` as `free_bytes`."""
+    stat = _statvfs(path)
     return stat.f_blocks * stat.f_frsize
+
+
+def _statvfs(path: Path | int) -> os.statvfs_result:
+    try:
+        return os.statvfs(path)
+    except OSError as exc:  # unmounted, or replaced by another folder
+        raise DiskFailed(f"the file system of {path} cannot be asked: {exc.strerror}", errno=exc.errno) from exc

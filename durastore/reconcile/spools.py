@@ -23,6 +23,7 @@ from durastore.reconcile.missing import MissingKeys
 from durastore.reconcile.remote_findings import find_remote
 from durastore.reconcile.strangers import is_own_in_spool
 from durastore.spool.look import SpoolLook
+from durastore.spool.records import PackFile
 
 __all__ = ["WITH_FILE", "SpoolFacts", "SpoolPlan", "keys_in", "plan_spools"]
 
@@ -235,7 +236,9 @@ def _split_aside(look: SpoolLook) -> tuple[dict[str, int], dict[str, int]]:
     ours: dict[str, int] = {}
     others: dict[str, int] = {}
     for name, size in zip(look.quarantined.names, look.quarantined.sizes, strict=True):
-        is_ours = name in known or _NUMBERED.sub("", name) in known or is_own_in_spool(name)
+        plain = _NUMBERED.sub("", name)
+        # a pack that was salvaged into another file has its new name on record, and the old one nowhere
+        is_ours = name in known or plain in known or PackFile.parse(plain) is not None or is_own_in_spool(name)
         (ours if is_ours else others)[name] = size
     return ours, others
 

@@ -229,7 +229,7 @@ class JournalDatabase:
         Not tried where it cannot end well: it would take the last room, which the next commits need to free some.
         """
         try:
-            if self._is_wal and self._growth_bytes() > free_bytes(self._folder.path):
+            if self._is_wal and self._growth_bytes() > free_bytes(self._folder.fd):
                 self._checkpoint_at = _CHECKPOINT_BYTES + self._wal_bytes()
                 return False
             self._checkpoint()

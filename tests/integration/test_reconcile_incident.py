@@ -119,6 +119,7 @@ def test_clearing_a_folder_frees_what_is_proven_and_nothing_else(
         "reclaimed": 0,
         "reclaimed_bytes": 0,
         "failed": {},
+        "refused": {},
         "unproven": {},
     }
     assert len(_names(report, "quarantined")) == len(damaged)
