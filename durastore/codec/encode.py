@@ -45,7 +45,8 @@ LEAST_PACKED_BYTES: Mapping[str, int] = MappingProxyType({"auto": 32 << 10, CODE
 MAX_META_DEPTH = 32
 _KINDS, _FEW_TENSORS = 1024, 64
 _READ_BEFORE: set[tuple[Any, ...]] = set()
-"""Tensors whose description the reader's parser took, by all that it says of them but their digests."""
+"""Tensors whose description the reader's parser took, by all that it says of them but their digests. Shared by threads
+without a lock: each step is one call of the set, and what is missing from it is only parsed once more."""
 GPU_STAGING = Staging(cuda=TorchCuda(), size_bytes=64 << 20)
 """Where tensors of a GPU pass through, for all stores of the process; nothing is allocated before the first one."""
 

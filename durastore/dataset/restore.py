@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from durastore.codec.decode import scan_sample
@@ -223,10 +224,13 @@ class _Fetcher:
         small = [row for row in batch if row.entry.length < _LARGE_BYTES and not self._is_decoded]
         for shared in plan_batch(small):
             members = [small[at] for at in shared.members]
-            yield lambda shared=shared, members=members: self._small(shared, members)  # type: ignore[misc]
+            yield partial(self._small, shared, members)
         for row in batch:
             if self._is_decoded or row.entry.length >= _LARGE_BYTES:
-                yield lambda row=row: [self._one(row)]  # type: ignore[misc]
+                yield partial(self._alone, row)
+
+    def _alone(self, row: ManifestRow) -> list[_Outcome]:
+        return [self._one(row)]
 
     def _one(self, row: ManifestRow) -> _Outcome:
         try:

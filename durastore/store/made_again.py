@@ -6,7 +6,7 @@ sample again found its old row superseded or taken out, and has no tombstone for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +21,7 @@ from durastore.spool.records import FACT_DOUBTFUL
 from durastore.spool.spool import Spool
 from durastore.store.services import Services
 
-__all__ = ["drop_made_again", "move_buried", "settle_doubtful"]
+__all__ = ["drop_made_again", "fetch_tombstones", "move_buried", "settle_doubtful"]
 
 _GONE = (PackState.LOST, PackState.QUARANTINED, PackState.RECLAIMED)
 _Row = tuple[SampleId, ObjectKey, int]
@@ -41,11 +41,21 @@ def settle_doubtful(spool: Spool, services: Services) -> None:
         spool.journal.set_fact(f"{FACT_DOUBTFUL}{record.pack_id}", None)
 
 
-def move_buried(spool: Spool, services: Services) -> None:
+def fetch_tombstones(services: Services) -> list[Tombstone]:
+    """Of every segment that can be read. Damage and gaps are refused by the catalog, a moment later; here they must not
+    keep the other checks from running. Network errors pass.
+    """
+    part = SegmentPart(rows=_tombstones_only)
+    view, _ = fetch_partial_view(services.objects, fetch_listing(services.objects, services.prefix), part=part)
+    return list(view.tombstones())
+
+
+def move_buried(spool: Spool, tombstones: Callable[[], list[Tombstone]]) -> None:
     """Give each pack whose file is here, and of whose rows the manifest says that they are taken out, a new file and
     key: under the old one no row of it would ever be live again, whoever took them out, and its file would be freed.
 
-    What was superseded stays so. Network and disk errors pass; safe to repeat.
+    What was superseded stays so. `tombstones` is asked only where such packs may be. Network and disk errors pass; safe
+    to repeat.
     """
     held = [
         record
@@ -57,11 +67,8 @@ def move_buried(spool: Spool, services: Services) -> None:
     ]
     if not held:
         return
-    part = SegmentPart(rows=_tombstones_only)
-    # damage and gaps are refused by the catalog, a moment later; here they must not keep the other checks from running
-    view, _ = fetch_partial_view(services.objects, fetch_listing(services.objects, services.prefix), part=part)
     keys = {record.key for record in held}
-    stones = [stone for stone in view.tombstones() if stone.key in keys]
+    stones = [stone for stone in tombstones() if stone.key in keys]
     later = {_row(stone) for stone in stones if stone.reason == "superseded"}
     dead = {_row(stone) for stone in stones} - later
     for record in held:

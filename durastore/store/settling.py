@@ -7,6 +7,7 @@ back, where is a pack whose file is gone. Doubt moves packs back to SEALED; noth
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 
 from durastore.errors import ConfigError, DiskFailed, DurastoreError, IntegrityError, JournalFailed, ObjectAbsent
 from durastore.formats.keys import pack_listing_prefix, parse_pack_key, parse_segment_key, segment_listing_prefix
@@ -15,7 +16,7 @@ from durastore.observe.events import LOGGER
 from durastore.spool.journal import PackRecord
 from durastore.spool.records import FACT_OLDER
 from durastore.spool.spool import Spool
-from durastore.store.made_again import drop_made_again, move_buried, settle_doubtful
+from durastore.store.made_again import drop_made_again, fetch_tombstones, move_buried, settle_doubtful
 from durastore.store.segmenter import bury
 from durastore.store.services import Services
 
@@ -36,6 +37,8 @@ class Settling:
         self._services = services
         self._url = url
         self._store_id = store_id
+        # read once for all spools of an opening: what one of them takes out meanwhile are rows of its own lost packs
+        self._tombstones = cache(partial(fetch_tombstones, services))
 
     def settle(self, spool: Spool) -> None:
         """Run every check. `ConfigError` if the spool still holds packs for another bucket; network errors pass."""
@@ -48,7 +51,7 @@ class Settling:
         self._retry_conflicts(spool)
         self._find_missing(spool, report.missing_files)
         self._bury_lost(spool)
-        move_buried(spool, self._services)
+        move_buried(spool, self._tombstones)
         drop_made_again(spool, self._services, records=spool.journal.packs())
         settle_doubtful(spool, self._services)
 

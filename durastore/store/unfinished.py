@@ -52,7 +52,7 @@ def abort_unfinished(services: Services, spool: Spool, *, is_stopping: Callable[
     """
     try:
         _look(services, spool, is_stopping=is_stopping)
-    except (DurastoreError, AttributeError) as exc:  # AttributeError: a caller's own adapter, made for an older port
+    except DurastoreError as exc:
         LOGGER.info("unfinished uploads of %s were not looked for: %s", spool.root.path, exc)
 
 

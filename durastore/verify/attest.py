@@ -125,7 +125,7 @@ def compare_spots(
 def _stretches(size: int, *, part_bytes: int) -> Iterator[tuple[int, int]]:
     """Offset and length of each; `part_bytes` 0: the object went whole."""
     step = part_bytes or max(size, 1)
-    least = 1 if part_bytes or size <= WHOLE_BYTES else 2
+    least = 1 if size > step or size <= WHOLE_BYTES else 2  # also of one that nobody knows to be whole or in parts
     for part in range(0, max(size, 1), step):
         room = min(step, size - part)
         count = max(least, -(-room // CHUNK_BYTES))

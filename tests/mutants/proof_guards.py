@@ -609,7 +609,7 @@ _BATCH_GUARDS = (
         name="one-spot-for-a-whole-object",
         clause="a ranged GET of one random block",
         file=ATTEST,
-        before="least = 1 if part_bytes or size <= WHOLE_BYTES else 2",
+        before="least = 1 if size > step or size <= WHOLE_BYTES else 2",
         after="least = 1",
         tests=(f"{_ATTEST_TESTS}::test_a_lost_half_of_an_object_sent_whole_is_always_noticed",),
     ),

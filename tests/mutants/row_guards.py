@@ -200,7 +200,7 @@ ROWS = (
         name="buried-rows-sent-again-dead",
         clause="never under the old key again",
         file=SETTLING,
-        before="        move_buried(spool, self._services)\n",
+        before="        move_buried(spool, self._tombstones)\n",
         after="",
         tests=(f"{_SPOOLS}::test_rows_buried_by_another_root_are_live_after_the_packs_are_sent_again",),
     ),

@@ -20,6 +20,7 @@ from durastore.formats.keys import pack_key
 from durastore.model import Digest, ObjectKey, PackKind, WriterId
 from durastore.objectstore.memory import MemoryStore
 from durastore.objectstore.port import OpenUpload
+from durastore.objectstore.retrying import RetryingStore, RetryPolicy
 from durastore.observe.events import Counting
 from durastore.spool.root import SpoolRoot
 from durastore.spool.root_sessions import RootSessions, load_root_sessions
@@ -107,7 +108,7 @@ class Lab:
     def look(self, *, is_stopping: bool = False, **options: Any) -> list[str]:
         """The unfinished uploads that are left."""
         services = SimpleNamespace(
-            objects=self.objects,
+            objects=RetryingStore(self.objects, RetryPolicy(budget_s=0.1)),
             prefix="p",
             options=StoreOptions(**options),
             clock=self.clock,
