@@ -6,18 +6,17 @@ page that is out of order, foreign to the prefix or the same as before is an inc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from durastore.errors import DurastoreError, EndpointUnreachable, InventoryIncomplete, UnknownAnswer
-from durastore.objectstore.listing import listed_key
+from durastore.errors import InventoryIncomplete
+from durastore.objectstore.listing import CheckedPages, listed_key
 from durastore.objectstore.port import ListPage, ObjectLister
 
 __all__ = ["UNKNOWN_SIZE", "ColumnLister", "ColumnListing", "ColumnPage", "column_page", "list_columns"]
 
 UNKNOWN_SIZE = -1
-_MAX_EMPTY_PAGES = 100
 _LONG_KEY_CHARS = 256  # 1024 bytes of UTF-8 are at least that many characters
 
 
@@ -55,50 +54,13 @@ def column_page(page: ListPage) -> ColumnPage:
     return ColumnPage(keys=[stat.key.text for stat in page], sizes=sizes)
 
 
-class ColumnListing(Iterator[ColumnPage]):
-    """Pages in one ascending order (bytes, or a directory walk's), as `Listing` demands it.
+class ColumnListing(CheckedPages[ColumnPage, ColumnPage]):
+    """A listing of columns, a page checked at once."""
 
-    After an `EndpointUnreachable` or `UnknownAnswer` the same page may be asked for again; any other error is final.
-    """
-
-    def __init__(self, fetch_page: Callable[[str | None], ColumnPage], *, prefix: str) -> None:
-        self._fetch_page = fetch_page
-        self._prefix = prefix
-        self._token: str | None = None
-        self._is_done = False
-        self._failure: DurastoreError | None = None
-        self._last: str | None = None
-        self._is_byte_order = True
-        self._is_walk_order = True
-
-    def __iter__(self) -> ColumnListing:
-        return self
-
-    def __next__(self) -> ColumnPage:
-        if self._failure is not None:
-            raise self._failure  # never StopIteration: a failed listing must not look like a finished one
-        try:
-            return self._next_page()
-        except (EndpointUnreachable, UnknownAnswer):
-            raise
-        except DurastoreError as exc:
-            self._failure = exc
-            raise
-
-    def _next_page(self) -> ColumnPage:
-        for _ in range(_MAX_EMPTY_PAGES):
-            if self._is_done:
-                raise StopIteration
-            page = self._fetch_page(self._token)
-            if page.next_token is not None and page.next_token == self._token:
-                raise InventoryIncomplete(f"listing {self._prefix!r}: the store gave the same page marker twice")
-            self._check(page.keys)
-            page = _objects_only(page)
-            self._token = page.next_token
-            self._is_done = page.next_token is None
-            if page.keys:
-                return page
-        raise InventoryIncomplete(f"listing {self._prefix!r}: {_MAX_EMPTY_PAGES} pages in a row were empty")
+    def _checked(self, page: ColumnPage) -> ColumnPage | None:
+        self._check(page.keys)
+        page = _objects_only(page)
+        return page if page.keys else None
 
     def _check(self, keys: list[str]) -> None:
         if not keys:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from inspect import isgenerator
+from typing import Generic, Protocol, TypeVar
 
 from durastore.errors import DurastoreError, EndpointUnreachable, InvalidInput, InventoryIncomplete, UnknownAnswer
 from durastore.model import ObjectKey
 from durastore.objectstore.port import ListPage
 
-__all__ = ["Listing", "RawPage", "listed_key", "pages_of"]
+__all__ = ["CheckedPages", "Listing", "RawPage", "listed_key", "pages_of"]
 
 _MAX_EMPTY_PAGES = 100
 
@@ -43,7 +44,16 @@ def listed_key(text: str, *, size_bytes: int) -> ObjectKey | None:
         ) from exc
 
 
-class Listing(Iterator[ListPage]):
+class _Tokened(Protocol):
+    @property
+    def next_token(self) -> str | None: ...
+
+
+Raw = TypeVar("Raw", bound=_Tokened)
+Page = TypeVar("Page")
+
+
+class CheckedPages(Iterator[Page], Generic[Raw, Page]):
     """Pages in order; InventoryIncomplete as soon as they cannot be the whole of one ascending listing.
 
     Two orders are accepted, byte order (S3's) and the order of a directory walk (`a/b` before `a-b`), because servers
@@ -51,7 +61,7 @@ class Listing(Iterator[ListPage]):
     After an `EndpointUnreachable` or `UnknownAnswer` the same page may be asked for again; any other error is final.
     """
 
-    def __init__(self, fetch_page: Callable[[str | None], RawPage], *, prefix: str, start_after: str | None) -> None:
+    def __init__(self, fetch_page: Callable[[str | None], Raw], *, prefix: str, start_after: str | None = None) -> None:
         self._fetch_page = fetch_page
         self._prefix = prefix
         self._token: str | None = None
@@ -61,10 +71,11 @@ class Listing(Iterator[ListPage]):
         self._is_byte_order = True
         self._is_walk_order = True
 
-    def __iter__(self) -> Listing:
-        return self
+    def _checked(self, page: Raw) -> Page | None:
+        """What is handed out of a page whose keys go on from `_last`; None where nothing is. `InventoryIncomplete`."""
+        raise NotImplementedError
 
-    def __next__(self) -> ListPage:
+    def __next__(self) -> Page:
         if self._failure is not None:
             raise self._failure  # never StopIteration: a failed listing must not look like a finished one
         try:
@@ -75,19 +86,27 @@ class Listing(Iterator[ListPage]):
             self._failure = exc
             raise
 
-    def _next_page(self) -> ListPage:
+    def _next_page(self) -> Page:
         for _ in range(_MAX_EMPTY_PAGES):
             if self._is_done:
                 raise StopIteration
             page = self._fetch_page(self._token)
             if page.next_token is not None and page.next_token == self._token:
                 raise InventoryIncomplete(f"listing {self._prefix!r}: the store gave the same page marker twice")
-            self._check(page.rows)
+            checked = self._checked(page)
             self._token = page.next_token
             self._is_done = page.next_token is None
-            if page.rows:
-                return page.rows
+            if checked is not None:
+                return checked
         raise InventoryIncomplete(f"listing {self._prefix!r}: {_MAX_EMPTY_PAGES} pages in a row were empty")
+
+
+class Listing(CheckedPages[RawPage, ListPage]):
+    """A listing of objects, each of them checked."""
+
+    def _checked(self, page: RawPage) -> ListPage | None:
+        self._check(page.rows)
+        return page.rows or None
 
     def _check(self, rows: ListPage) -> None:
         for row in rows:

@@ -286,14 +286,6 @@ _RECEIPT_GUARDS = (
         tests=(f"{_ENGINE_TESTS}::test_a_file_that_is_gone_on_both_sides_is_named",),
     ),
     Mutant(
-        name="a-doubt-in-session-is-forgotten",
-        clause="absent -> look at the bucket",
-        file=ENGINE,
-        before="            report.unexplained[record.pack_id] = exc.message\n",
-        after="",
-        tests=("tests/faults/test_reclaim_losses.py",),
-    ),
-    Mutant(
         name="damaged-file-not-set-aside",
         clause=_ORDER,
         file=ENGINE,

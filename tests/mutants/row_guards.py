@@ -54,7 +54,7 @@ ROWS = (
         file=RECOVERY,
         before='        _salvage(place, record, reason="its file is back", report=report)\n',
         after='        place.journal.move_back(record.pack_id, PackState.SEALED, reason="its file is back")\n',
-        tests=(f"{_HISTORIES}::test_a_lost_pack_whose_file_is_back_is_listed_anew",),
+        tests=("tests/unit/test_spool_recovery.py::test_a_sealed_pack_that_was_never_uploaded_is_lost_with_its_file",),
     ),
     Mutant(
         name="dead-row-listed-again",
