@@ -25,8 +25,8 @@ class Board:
         self._drainers = 0
         self.is_probing = False
         """While a probe is under way: what the endpoint refuses now it may take with other headers (case B160)."""
-        self.short_bytes = 0
-        """What a waiting put needs freed, beyond what lazy reclaim would free by itself; 0 while none waits."""
+        self._short_bytes: dict[int, int] = {}
+        """What each waiting put, by its thread, needs freed: one that got in must not take back what another asked."""
 
     def note_progress(self) -> None:
         """A pack moved on: whoever waits looks again, and no stall is counted from before this moment."""
@@ -44,8 +44,18 @@ class Board:
             return self._clock.monotonic() - self._progress_at
 
     def ask_for_room(self, short_bytes: int) -> None:
-        """A put waits for so many bytes to be freed (0: no more)."""
-        self.short_bytes = short_bytes
+        """The put of this thread waits for so many bytes to be freed (0: no more)."""
+        with self.changed:
+            if short_bytes > 0:
+                self._short_bytes[threading.get_ident()] = short_bytes
+            else:
+                self._short_bytes.pop(threading.get_ident(), None)
+
+    @property
+    def short_bytes(self) -> int:
+        """What waiting puts need freed at most, beyond what lazy reclaim would free by itself; 0 while none waits."""
+        with self.changed:
+            return max(self._short_bytes.values(), default=0)
 
     def fail(self, error: DurastoreError) -> None:
         """From now on `put` refuses with this error (credentials, disk, journal)."""
