@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 
 from durastore.clock import Clock
-from durastore.errors import DiskFailed, IntegrityError, ObjectAbsent
+from durastore.errors import DiskFailed, DurastoreError, IntegrityError, ObjectAbsent
 from durastore.manifest.snapshot import Snapshot, fetch_snapshot
 from durastore.manifest.view import ResolvedView, fetch_view
 from durastore.model import (
@@ -111,6 +111,10 @@ class Catalog:
             sample = self._read_object(record, entry=entry, wanted=(tensors, rows))
         except ObjectAbsent:
             sample = None
+        except DurastoreError:
+            if damage is None or _has_upload_begun(record):
+                raise
+            sample = None  # nothing said that the bucket has it: the damage is the better answer
         if sample is None and damage is not None and record.manifested_in is None:
             raise damage
         return sample
@@ -118,12 +122,10 @@ class Catalog:
     def _read_object(
         self, record: PackRecord, *, entry: SampleEntry, wanted: tuple[Sequence[str] | None, slice | None]
     ) -> Sample | None:
-        """From the object of a pack whose upload began, its rows being in no manifest yet; checked like any other.
+        """From the object at the key of a sealed pack, its rows being in no manifest yet; checked like any other.
 
-        A pack that went back to SEALED has no write id any more, and may have been found in the bucket after that.
+        Asked for also where no upload is on record: a journal put back from an older copy forgot those that were.
         """
-        if record.write_id is None and record.evidence is None:
-            return None
         if record.key is None or record.digest is None or record.crc64nvme is None:
             return None
         facts = ObjectFacts(
@@ -166,3 +168,8 @@ class Catalog:
             taken=self._clock.stamp().render(),
             server_time_s=stat.server_time_s,
         )
+
+
+def _has_upload_begun(record: PackRecord) -> bool:
+    """A pack that went back to SEALED has no write id any more, and may have been found in the bucket after that."""
+    return record.write_id is not None or record.evidence is not None

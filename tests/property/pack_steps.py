@@ -44,6 +44,8 @@ def journaled_packs(root: Path) -> list[tuple[PackRow, tuple[str, ...]]]:
     for folder in sorted(path.parent for path in root.glob("w-*/journal-1.sqlite")):
         connection = sqlite3.connect(f"file:{newest_journal(folder)}?mode=ro", uri=True)
         try:
+            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'packs'").fetchone():
+                continue  # who made it died before its first commit
             for pack_id, row in PackRow.load(connection).items():
                 ids = connection.execute("SELECT sample_id FROM samples WHERE pack_id = ? ORDER BY offset", (pack_id,))
                 found.append((row, tuple(sample_id for (sample_id,) in ids)))

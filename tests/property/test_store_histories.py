@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from durastore.errors import DiskFailed, DurastoreError, JournalFailed
+from durastore.errors import DiskFailed, DurastoreError, IntegrityError, JournalFailed
 from durastore.model import Digest, ObjectKey, PackState, SampleId
 from durastore.spool import spool as spool_module
 from durastore.spool.journal import Journal
@@ -487,6 +487,32 @@ def test_a_pack_that_was_doubted_before_its_file_was_lost_can_be_read(world: Wor
     world.stop(store)
     store = world.open()
     assert OLD.is_in(store.get("s/0"))
+    world.stop(store)
+    world.bucket.heal()
+    check_drained(world)
+
+
+def test_a_file_cut_after_its_upload_was_forgotten_is_read_from_the_bucket(world: World) -> None:
+    store = world.open(run=RUN)
+    put(store, OLD)
+    world.stop(store)
+    store = world.open()  # sealed now, and not yet sent
+    world.stop(store)
+    before = DiskImage(world.local)
+    store = world.open()
+    world.bucket.add(FaultRule(op="put", fault=Fault.SERVER_ERROR, count=None, key_part="manifest/"))
+    with pytest.raises(TimeoutError):
+        store.flush(60)  # in the bucket, and in no manifest
+    world.stop(store)
+    before.restore_journals()
+    store = world.open()
+    (path,) = pack_files(world.local)
+    path.write_bytes(path.read_bytes()[:1536])
+    assert OLD.is_in(store.get("s/0"))
+    for op in ("fetch", "fetch_chunks"):
+        world.bucket.add(FaultRule(op=op, fault=Fault.SERVER_ERROR, count=None, key_part="packs/"))
+    with pytest.raises(IntegrityError, match="the file ends at byte 1536"):  # not a word about the endpoint
+        store.get("s/0")
     world.stop(store)
     world.bucket.heal()
     check_drained(world)
