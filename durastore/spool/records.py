@@ -152,9 +152,14 @@ class Replacement:
 class LostSample:
     """An acknowledged sample whose local bytes no longer match their digest, and why."""
 
-    sample_id: SampleId
+    entry: SampleEntry
+    pack_id: int
     pack_name: str
     reason: str
+
+    @property
+    def sample_id(self) -> SampleId:
+        return self.entry.sample_id
 
 
 class WriterRecord(NamedTuple):

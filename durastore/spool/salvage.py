@@ -98,7 +98,7 @@ def salvage_pack(place: Place, record: PackRecord, *, reason: str) -> SalvageRep
             LOGGER.error("%s stays among the packs until the spool is opened again: %s", record.name, exc)
             left = exc
     lost = tuple(
-        LostSample(sample_id=entry.sample_id, pack_name=record.name, reason=faults[entry.offset])
+        LostSample(entry=entry, pack_id=record.pack_id, pack_name=record.name, reason=faults[entry.offset])
         for entry in entries
         if entry.offset in faults
     )

@@ -198,7 +198,7 @@ class Lane:
 
     def on_lost(self, lost: Sequence[LostSample]) -> None:
         """Called by the writer, by reclaim, or after a rescue: these acknowledged samples cannot be read any more."""
-        self._membership.forget_lost(sample.sample_id for sample in lost)
+        self._membership.forget_lost(lost, lane=self.number)
         names = ", ".join(sample.sample_id.text for sample in lost[:10])
         # told under a number that no pack has: what was saved of the pack goes on under the pack's own
         failure = self._failed[next(self._loss_numbers)] = PackFailed(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from durastore.errors import SampleExists
 from durastore.manifest.index import IdIndex
 from durastore.model import Digest, ManifestRow, SampleEntry, SampleId, Tombstone
+from durastore.spool.records import LostSample
 
 __all__ = ["Decision", "Membership", "Pending"]
 
@@ -67,6 +68,8 @@ class Membership:
         self._settled: set[tuple[int, int]] = set()
         self._lost: set[str] = set()
         """Ids found lost in this session and not put again since."""
+        self._lost_puts: set[tuple[int, int, str]] = set()
+        """Lane, pack and id of each lost put."""
 
     def __len__(self) -> int:
         """Samples known: manifested rows of the run plus pending ones."""
@@ -141,17 +144,34 @@ class Membership:
             if known is not None and (known.lane, known.pack_id) == (lane, pack_id):
                 del self._pending[sample_id.text]
 
-    def forget_lost(self, sample_ids: Iterable[SampleId]) -> None:
-        """They were found lost: not held any more, whatever the index says, until they are put again."""
-        with self._changed:
-            for sample_id in sample_ids:
-                self._pending.pop(sample_id.text, None)
-                self._lost.add(sample_id.text)
+    def forget_lost(self, lost: Iterable[LostSample], *, lane: int) -> None:
+        """They were found lost: not held any more, whatever the index says, until they are put again.
 
-    def is_lost(self, sample_id: SampleId) -> bool:
-        """Found lost in this session, and not put again since."""
+        Where a later put counts, what was lost is a content that nobody asks for: the id stays held.
+        """
         with self._changed:
-            return sample_id.text in self._lost
+            for sample in lost:
+                name = sample.sample_id.text
+                self._lost_puts.add((lane, sample.pack_id, name))
+                if self._is_counted(sample, lane=lane):
+                    self._pending.pop(name, None)
+                    self._lost.add(name)
+
+    def _is_counted(self, lost: LostSample, *, lane: int) -> bool:
+        """Whether this content of its id is the one that counts, as far as is known here."""
+        pending = self._pending.get(lost.sample_id.text)
+        if pending is not None:
+            return (pending.lane, pending.pack_id) == (lane, lost.pack_id)
+        last = self._superseding.get(lost.sample_id.text)
+        if last is not None:
+            return last.header_digest == lost.entry.header_digest
+        held = self._index.find(lost.sample_id)
+        return held is None or lost.entry.input_digest in held.input_digests
+
+    def is_lost(self, sample_id: SampleId, *, lane: int, pack_id: int) -> bool:
+        """Whether what this put stored was found lost in this session."""
+        with self._changed:
+            return (lane, pack_id, sample_id.text) in self._lost_puts
 
     def reserve(self, sample_id: SampleId, *, header_digest: Digest, input_digest: Digest | None) -> Decision:
         """Settle what a put of this id means; a new one stays reserved for the caller until `release`.

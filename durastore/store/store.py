@@ -236,7 +236,7 @@ class Store:
         found: list[Evidence] = []
 
         def is_settled() -> bool:
-            if self._parts.membership.is_lost(sample_id):
+            if self._parts.membership.is_lost(sample_id, lane=lane.number, pack_id=pack_id):
                 raise PackFailed(f"sample {sample_id} was damaged on disk and is LOST", hint="put it again")
             failure = lane.failure_of(pack_id)
             if failure is not None:

@@ -516,3 +516,28 @@ def test_a_file_cut_after_its_upload_was_forgotten_is_read_from_the_bucket(world
     world.stop(store)
     world.bucket.heal()
     check_drained(world)
+
+
+def test_a_superseded_pack_that_is_lost_does_not_hide_the_content_put_since(world: World) -> None:
+    store = world.open(run=RUN)
+    put(store, OLD)
+    store.flush(300)
+    (key,) = world.objects()
+    world.bucket.lose(ObjectKey(key))
+    work(world, after_s=100_000)  # reclaim finds it gone, and takes the pack back
+    (path,) = pack_files(world.local)
+    path.write_bytes(bytes(path.stat().st_size))
+    put(store, NEW)
+    world.bucket.add(FaultRule(op="put", fault=Fault.SERVER_ERROR, count=None, key_part="manifest/"))
+    for _ in range(4):  # the old one is found lost while the new one has no row yet
+        work(world, after_s=100)
+    assert PackState.LOST.value in store.status().packs_by_state
+    assert store.contains("s/0", input_digest=input_digest(NEW.input))
+    assert NEW.is_in(store.get("s/0"))
+    world.stop(store)
+
+
+def work(world: World, *, after_s: float) -> None:
+    world.clock.advance(after_s)
+    world.begin()
+    world.work()

@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from durastore.errors import EndpointUnreachable
-from durastore.model import PackState, SampleId
+from durastore.model import PackState
 from durastore.spool.journal import PackRecord
+from durastore.spool.records import LostSample
 from durastore.store.lane import Lane
 from durastore.verify.verifier import ProofBatch
 from tests.unit.reclaim_lab import SETTLE_S, ReclaimLab, lab, services_of
@@ -106,8 +107,9 @@ class Members:
     def __init__(self) -> None:
         self.lost: list[str] = []
 
-    def forget_lost(self, sample_ids: Iterable[SampleId]) -> None:
-        self.lost += [sample_id.text for sample_id in sample_ids]
+    def forget_lost(self, lost: Iterable[LostSample], *, lane: int) -> None:
+        del lane
+        self.lost += [sample.sample_id.text for sample in lost]
 
 
 def cut_at(monkeypatch: pytest.MonkeyPatch, record: PackRecord) -> None:

@@ -146,7 +146,7 @@ def test_a_pack_without_a_file_is_lost_only_after_two_looks(refused: RefusedLane
     refused.fail_locally()
     assert refused.is_set_aside
     assert refused.lab.state(refused.record) is PackState.LOST
-    assert refused.membership.is_lost(SampleId("a"))
+    assert refused.membership.is_lost(SampleId("a"), lane=0, pack_id=refused.record.pack_id)
     assert len(refused.lab.objects.calls) - len(looks) >= 2
     assert refused.lab.clock.monotonic() > before + 60
 
