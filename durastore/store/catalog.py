@@ -83,12 +83,13 @@ class Catalog:
         return fetch_sample(self._objects, row, tensors=tensors, rows=rows)
 
     def fetch_current(self, row: ManifestRow, *, tensors: Sequence[str] | None, rows: slice | None) -> Sample:
-        """The row's sample. Where its object is gone, from the row that took its place since the view was fetched: a
-        pack whose object was forgotten is sent again under another key, if its file had to be replaced.
+        """The row's sample. Where its object is gone or damaged, from the row that took its place since the view was
+        fetched: a pack whose object was forgotten is sent again under another key, if its file had to be replaced, and
+        a sample whose object was damaged may have been put again.
         """
         try:
             return self.fetch(row, tensors=tensors, rows=rows)
-        except ObjectAbsent:
+        except (ObjectAbsent, IntegrityError):
             fresh = self.refresh().row(row.entry.sample_id)
             if fresh is None or fresh.object.key == row.object.key:
                 raise

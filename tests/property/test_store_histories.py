@@ -541,3 +541,21 @@ def work(world: World, *, after_s: float) -> None:
     world.clock.advance(after_s)
     world.begin()
     world.work()
+
+
+def test_a_sample_put_again_after_its_object_was_damaged_is_read_from_the_new_one(world: World) -> None:
+    store = world.open(run=RUN)
+    store.put_many({"a/0": NEW.tensors(), "s/0": OLD.tensors()}, input_digests={"s/0": str(input_digest(OLD.input))})
+    store.drain(300)
+    (key,) = world.objects()
+    world.bucket.damage(ObjectKey(key), Fault.ZERO_BLOCK)  # its second 4 KiB: s/0
+    world.stop(store)
+    store = world.open()  # its view of the manifest begins with the first row
+    put(store, OLD)
+    store.flush(300)
+    work(world, after_s=40)
+    assert len(world.objects()) == 2
+    assert pack_files(world.local) == []
+    assert OLD.is_in(store.get("s/0"))
+    world.stop(store)
+    check_drained(world)
