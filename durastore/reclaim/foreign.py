@@ -64,10 +64,11 @@ class ForeignReport:
 def restore_moved(place: ForeignPlace) -> list[str]:
     """Take back what an interrupted reclaim had moved into the private folder; returns the paths. Safe to repeat.
 
-    A file whose old name is taken by now, or whose path nobody noted, goes to quarantine. What is no file was not moved
-    there by us: it stays.
+    A file whose old name is taken by now, or whose path nobody noted, goes to quarantine. What is no file stays where
+    it has no way back.
     """
-    return [_restore(place, name) for name in place.going.names() if _is_file(place.going, name)]
+    taken_back = [_restore(place, name) for name in place.going.names()]
+    return [path for path in taken_back if path is not None]
 
 
 def _is_file(folder: Folder, name: str) -> bool:
@@ -136,7 +137,7 @@ class ForeignReclaimer:
         intent = render_json({"path": record.name, "key": str(record.key), "digest": str(record.digest)})
         place.journal.set_fact(_fact(private), intent)  # before the move: it alone says where the file belongs
         try:
-            _move(parent, name, target=place.going, new_name=private)
+            _move(place, parent, name=name, private=private)
             if not _is_same_inode(place.going.identity(private), identify(fd)):
                 raise NotVerified(f"{record.name}: another file came under its name")
             yield private
@@ -156,10 +157,12 @@ class ForeignReclaimer:
         return freed
 
 
-def _move(parent: Folder, name: str, *, target: Folder, new_name: str) -> None:
+def _move(place: ForeignPlace, parent: Folder, *, name: str, private: str) -> None:
     try:
-        relocate_shared(parent, name, target=target, new_name=new_name)
+        relocate_shared(parent, name, target=place.going, new_name=private)
     except DiskFailed as exc:  # read-only, immutable: this file stays, others may go
+        if not place.going.has(private):
+            place.journal.set_fact(_fact(private), None)  # it never left; each run would leave another one for it
         raise NotVerified(f"{name} cannot be moved: {exc.message}") from exc
 
 
@@ -176,20 +179,26 @@ def _batches(records: Sequence[PackRecord]) -> Iterator[list[PackRecord]]:
         yield batch
 
 
-def _restore(place: ForeignPlace, private: str) -> str:
-    """Back under the path that was noted, which is returned; to quarantine where that cannot be."""
+def _restore(place: ForeignPlace, private: str) -> str | None:
+    """Back under the path that was noted, which is returned; to quarantine where that cannot be. What is no file and
+    has no way back stays, and None is returned.
+    """
     text = place.journal.get_fact(_fact(private))
     path = _path_in(text) if text is not None else None
+    is_file = _is_file(place.going, private)
     if path is not None:
         try:
             parent, name = open_parent(place.folder, path)
             with closing(parent):
-                relocate(place.going, private, target=parent, new_name=name)
+                # a folder that came under the name before the move: it has one name only, and cannot be linked
+                (relocate if is_file else relocate_shared)(place.going, private, target=parent, new_name=name)
         except (OSError, ValueError, DiskFailed) as exc:  # FileExistsError: somebody made a new file of that name
             LOGGER.error("%s cannot be moved back: %s", path, exc)
         else:
             place.journal.set_fact(_fact(private), None)
             return path
+    if not is_file:
+        return None
     kept = set_aside(place.going, private, quarantine=place.quarantine)
     LOGGER.error("%s, moved for reclaiming and not proven, is in quarantine as %s", path or "a file", kept)
     place.journal.set_fact(_fact(private), None)

@@ -12,10 +12,11 @@ EXPLAINED: dict[str, str] = {
     f"{_ATTEST} | _compare_md5 | size = record.size_bytes or 0 | 0 -> 1": _SIZE,
     f"{_ATTEST} | compare_spots | size = record.size_bytes or 0 | 0 -> 1": _SIZE,
     f"{_ATTEST} | _stretches | step = part_bytes or max(size, 1) | 1 -> 2": _BYTES,
-    f"{_ATTEST} | _stretches | for part in range(0, max(size, 1), step): | 1 -> 2": _BYTES,
     f"{_ATTEST} | compare_spots | length = room if room <= WHOLE_BYTES else SPOT_BYTES | <= -> <": (
         "a part of exactly 1 MiB is looked into by a block instead of whole, as every larger one is"
     ),
+    "durastore/reclaim/foreign.py | ForeignReclaimer._moved | place, private = self._place, secrets.token_hex(16)"
+    " | 16 -> 17": "a random name of one byte more is as good",
     "durastore/reclaim/plan.py | plan_reclaim | size = record.size_bytes or 0 | 0 -> 1": _SIZE,
     f'{_ATTEST} | _compare_md5 | joined = b"".join(_md5(fd, at, length=min(step, size - at)).digest() for at in cuts)'
     " | - -> +": "the last part is read to the end of the file instead, which is the same place",

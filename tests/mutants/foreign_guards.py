@@ -36,6 +36,14 @@ FOREIGN: tuple[Mutant, ...] = (
         before="                _restore(place, private)\n            raise",
         after="                pass\n            raise",
     ),
+    Mutant(
+        name="foreign-folder-not-moved-back",
+        clause="a mismatch is moved back or quarantined",
+        file="durastore/reclaim/foreign.py",
+        before="                (relocate if is_file else relocate_shared)(place.going,",
+        after="                relocate(place.going,",
+        tests=("tests/unit/test_reclaim_foreign.py",),
+    ),
     _folder(
         "moved-files-forgotten",
         "a crash in between leaves the file in the private folder, and the next run takes it back",

@@ -21,7 +21,7 @@ __all__ = ["SWEPT", "main"]
 SWEPT = ("durastore/verify", "durastore/reclaim")
 _UNIT = "tests/unit/test_"
 _ENGINE = (f"{_UNIT}reclaim_engine.py",)
-_FOREIGN = (f"{_UNIT}reconcile_folder.py",)
+_FOREIGN = (f"{_UNIT}reclaim_foreign.py", f"{_UNIT}reconcile_folder.py")
 _ATTEST = (f"{_UNIT}verify_attest.py",)
 # The tests of a file first: most mutants end there, at little cost. What survives meets all of the rest.
 _FIRST = {

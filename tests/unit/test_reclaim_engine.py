@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ from durastore.fsio.sys import SYS
 from durastore.model import Evidence, EvidenceLevel, ObjectKey, PackState
 from durastore.objectstore.memory import MemoryStore
 from durastore.objectstore.probe.result import ChecksumKind
-from durastore.reclaim.engine import ReclaimReport
+from durastore.reclaim.engine import Reclaimer, ReclaimReport
 from durastore.spool.journal import PackRecord
+from durastore.spool.records import LostSample
 from durastore.testing.faulty import Fault, FaultRule, FaultyStore
 from durastore.verify import verifier as verifier_module
 from durastore.verify.local import digest_of
@@ -441,6 +442,47 @@ def test_a_damaged_file_whose_object_is_no_better_is_salvaged(lab: ReclaimLab, h
     assert lab.unlinked == ([other.name] if harm == "lose" else [])
     assert lab.state(record) is (PackState.LOST if is_in_sample else PackState.SEALED)
     assert (lab.spool.quarantine_folder.path / record.name).read_bytes() == now
+
+
+class _LossHeard:
+    """Notes the ids of the samples that it hears are lost."""
+
+    def __init__(self, heard: list[str]) -> None:
+        self._heard = heard
+
+    def on_lost(self, lost: Sequence[LostSample]) -> None:
+        self._heard += [sample.sample_id.text for sample in lost]
+
+    def on_unexplained(self, pack_id: int, reason: str) -> None:
+        raise AssertionError(f"pack {pack_id}: {reason}")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_bad_disk_that_keeps_a_salvaged_file_among_the_packs_ends_reclaiming_and_a_full_one_does_not(
+    lab: ReclaimLab, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    record, other = lab.settled("a", "b")
+    (entry,) = lab.spool.journal.entries(record.pack_id)
+    flip(lab.path(record), entry.offset + entry.length - 1)
+    now = lab.path(record).read_bytes()
+    assert record.key is not None
+    lab.objects.lose(record.key)
+    told: list[str] = []
+    lab.reclaimer = Reclaimer(lab.spool, lab.verifier, observer=lab.observer, listener=_LossHeard(told))
+
+    def refuse(source: str, target: str, *, source_fd: int, target_fd: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(SYS, "link", refuse)
+    if number == errno.EIO:
+        with pytest.raises(DiskFailed, match="Input/output error"):
+            lab.reclaim(record, other)
+        assert lab.is_here(other)
+    else:
+        lab.reclaim(record, other)
+        assert lab.unlinked == [other.name]
+    assert told == ["a"]  # a loss is told whatever fails after it
+    assert lab.path(record).read_bytes() == now
 
 
 def test_a_damaged_file_is_not_salvaged_after_one_look_that_missed_the_object(

@@ -380,6 +380,19 @@ def test_every_connection_of_its_own_is_closed(store: FaultyStore, pack: PackRec
     assert len(opened) == len(closed) == 4
 
 
+def test_the_second_look_comes_a_while_after_the_first() -> None:
+    # a lagging replica answers 404 for a moment
+    late = MemoryStore()
+
+    def arrive(_: float) -> None:
+        late.put(KEY, DATA, crc64nvme=None, metadata={})
+
+    clock = ManualClock(on_sleep=arrive)
+    bucket = BucketIdentity(prefix="p", store_id="0" * 32)
+    looking = Verifier(late, bucket=bucket, policy=policy(), clock=clock, observer=Silent())
+    assert looking.look_twice(record(clock)).level is EvidenceLevel.READ_BACK
+
+
 @pytest.mark.parametrize("part_bytes", [0, 5 * MIB, 8 * MIB, 16 * MIB])
 @pytest.mark.parametrize("size", [0, 1, 64 << 10, MIB, MIB + 1, 2 * MIB, 4 * MIB, 9 * MIB + 7, 64 * MIB])
 def test_every_stretch_that_a_server_may_lose_by_itself_gets_a_look(size: int, part_bytes: int) -> None:
@@ -392,6 +405,8 @@ def test_every_stretch_that_a_server_may_lose_by_itself_gets_a_look(size: int, p
     assert edges >= set(range(0, size, part_bytes or size or 1))
     if size > WHOLE_BYTES:
         assert len(found) >= 2
+    if not part_bytes:  # each look costs a request: no more of them than there are chunks, or halves
+        assert len(found) == max(1 if size <= WHOLE_BYTES else 2, -(-size // CHUNK_BYTES))
 
 
 @pytest.mark.parametrize("part_bytes", [0, None])
