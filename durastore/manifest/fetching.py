@@ -57,6 +57,8 @@ class FetchedSegments:
     """In byte order of their keys."""
     covered: frozenset[ObjectKey]
     unreadable: tuple[UnreadableSegment, ...]
+    covers: frozenset[ObjectKey] = frozenset()
+    """All that the segments read stand for: `covered`, and segments that are not in the list."""
 
 
 def fetch_segments(
@@ -101,6 +103,7 @@ def fetch_segments(
         read=tuple(sorted((s for s in read if s.key not in queue.covered), key=lambda s: s.key.text.encode())),
         covered=frozenset(queue.covered & listed),
         unreadable=tuple(sorted((u for u in unreadable if u.key not in queue.covered), key=lambda u: u.key)),
+        covers=frozenset(queue.covered),
     )
 
 

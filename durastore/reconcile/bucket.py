@@ -60,6 +60,9 @@ class ManifestFacts:
     read: tuple[ObjectKey, ...]
     """The segments that were read."""
     unreadable: tuple[ObjectKey, ...]
+    """Segments that are damaged, or gone although a journal saw them published."""
+    covers: frozenset[ObjectKey]
+    """Segments that those read stand for, listed or not."""
     segments: KeyTable
 
     @property
@@ -98,6 +101,7 @@ def load_manifest(store: ObjectStore, prefix: str, *, files_below: str) -> Manif
     read = tuple(segment.key for segment in fetched.read)
     unreadable = tuple(segment.key for segment in fetched.unreadable)
     dead, buried, files = _dead(tables, masks), _buried(tables, masks), _files(tables, masks, below=files_below)
+    covers = fetched.covers
     del fetched
     pa.default_memory_pool().release_unused()
     return ManifestFacts(
@@ -109,6 +113,7 @@ def load_manifest(store: ObjectStore, prefix: str, *, files_below: str) -> Manif
         files=files,
         read=read,
         unreadable=unreadable,
+        covers=covers,
         segments=KeyTable(
             keys=texts([ref.key.text for ref in listing.segments]),
             sizes=np.array([-1 if ref.size_bytes is None else ref.size_bytes for ref in listing.segments], np.int64),

@@ -60,6 +60,7 @@ class Action(Enum):
     RECOVER = "read it back into the journal, or move it to quarantine"
     SETTLE = "look at the object in full; LOST only where two looks find nothing"
     REBUILD = "read the object in full and add its rows to the manifest"
+    LIST_ANEW = "list the packs that are on record here again, read those that no row names, and fill the gap"
     BURY = "look again, a minute apart; where it is gone, take its rows out: the next run makes its samples again"
     MAKE_AGAIN = "nothing: run the extraction again, or fetch the object and put its samples; a row taken out stays out"
     ASK_TO_BURY = "nothing without --bury, which takes its rows out for good"

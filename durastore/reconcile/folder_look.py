@@ -76,7 +76,7 @@ def look_at_folder(session: Session, folder: Folder, *, is_hashing: bool = False
 
 def _known(private: SpoolLook | None) -> KnownKeys:
     last = private.facts.get(LAST_SEGMENT) if private is not None else None
-    return KnownKeys(packs=texts([]), sent=texts([]), segments=frozenset([last] if last is not None else []))
+    return KnownKeys(packs=texts([]), sent=texts([]), past={last: ()} if last is not None else {})
 
 
 def private_look(folder: Folder, *, is_any_filesystem_allowed: bool) -> SpoolLook | None:

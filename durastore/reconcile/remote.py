@@ -6,9 +6,9 @@ the listing lacks, one by one. What cannot be had whole is said, and is None (IN
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from durastore.objectstore.port import ObjectStore
 from durastore.reconcile.bucket import ManifestFacts, load_keys, load_manifest
 from durastore.reconcile.columns import NONE, KeyTable, chosen, names_of, positions
 from durastore.reconcile.compare import BucketComparison, compare_bucket
-from durastore.reconcile.local import Texts
+from durastore.reconcile.local import Texts, texts
 from durastore.reconcile.missing import MissingKeys, look_for
 
 __all__ = ["KnownKeys", "RemoteLook", "check_store_id", "look_at_bucket"]
@@ -52,11 +52,13 @@ class KnownKeys:
     """What the journals of a root know of the bucket."""
 
     packs: Texts
-    """All packs on record."""
+    """All packs on record but those of `past`."""
     sent: Texts
     """Those of them that were uploaded."""
     segments: frozenset[str] = frozenset()
-    """Segments that were seen published."""
+    """Segments that were seen published with rows of packs whose files are here."""
+    past: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Segments that were seen published with rows of packs whose files went since, and the keys of those packs."""
 
 
 def look_at_bucket(store: ObjectStore, prefix: str, *, known: KnownKeys, clock: Clock) -> RemoteLook:
@@ -75,7 +77,7 @@ def look_at_bucket(store: ObjectStore, prefix: str, *, known: KnownKeys, clock: 
             fault=fault,
             missing=MissingKeys(),
         )
-    bucket = compare_bucket(listed, manifest, prefix=prefix, held=known.packs)
+    bucket = compare_bucket(listed, manifest, prefix=prefix, held=_held(known, manifest))
     unlisted = chosen(known.sent, positions(known.sent, listed.keys) == NONE)
     asked = [ObjectKey(key) for key in sorted({*names_of(bucket.unlisted.keys), *names_of(unlisted)})]
     return RemoteLook(
@@ -92,14 +94,27 @@ def _with_known(
 ) -> tuple[ManifestFacts, str | None]:
     """The manifest, held against the segments that were seen published: a listing that lacks one of them cannot be
     whole, unless the segment itself is gone, which leaves a manifest that is not.
+
+    Once another segment stands for one of `past`, its packs were looked at: nobody misses it any more. Those of
+    `segments` are missed until the journal lists their packs in another one.
     """
-    lacking = sorted(set(known.segments) - set(names_of(manifest.segments.keys)))
+    past = known.past.keys() - {key.text for key in manifest.covers}
+    lacking = sorted((known.segments | past) - set(names_of(manifest.segments.keys)))
     if not lacking:
         return manifest, None
     told = look_for(store, [ObjectKey(key) for key in lacking], clock=clock)
     if told.present or told.unknown:
         return manifest, f"the listing of the manifest lacks {len(lacking)} segments that are there, e.g. {lacking[0]}"
     return replace(manifest, unreadable=(*manifest.unreadable, *told.absent)), None
+
+
+def _held(known: KnownKeys, manifest: ManifestFacts) -> Texts:
+    """Packs that journals here answer for. One whose file went, and whose rows were in a segment that is lost, is
+    nobody's: only its object can give the rows back.
+    """
+    lost = {key.text for key in manifest.unreadable}
+    past = [key for segment, keys in known.past.items() if segment not in lost for key in keys]
+    return pa.concat_arrays([known.packs, texts(past)])
 
 
 def _list_objects(store: ObjectStore, prefix: str) -> tuple[KeyTable | None, str | None]:

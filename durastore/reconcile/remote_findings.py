@@ -20,7 +20,7 @@ def find_remote(
     """Orphans, strangers, sizes that differ, and all that could not be seen."""
     can_plan = bucket is not None and not missing.present
     rebuild = Action.REBUILD if can_plan else Action.NOTHING
-    found = [*_find_unseen(manifest, missing, fault=fault)]
+    found = _find_unseen(manifest, missing, fault=fault, mend=Action.LIST_ANEW if can_plan else Action.NOTHING)
     if bucket is None:
         return found
     return [
@@ -33,7 +33,7 @@ def find_remote(
     ]
 
 
-def _find_unseen(manifest: ManifestFacts, missing: MissingKeys, *, fault: str | None) -> list[FindingSet]:
+def _find_unseen(manifest: ManifestFacts, missing: MissingKeys, *, fault: str | None, mend: Action) -> list[FindingSet]:
     def unseen(
         meaning: str, names: list[str], *, side: Side = Side.BUCKET, action: Action = Action.NOTHING
     ) -> FindingSet:
@@ -48,8 +48,8 @@ def _find_unseen(manifest: ManifestFacts, missing: MissingKeys, *, fault: str | 
             [key.text for key in missing.present],
         ),
         unseen("not told whether it is there: kept", [] if missing.present else [key.text for key in missing.unknown]),
-        unseen("manifest segments that are missing", lacking, side=Side.MANIFEST),
-        unseen("manifest segments that cannot be read", damaged, side=Side.MANIFEST),
+        unseen("manifest segments that are missing", lacking, side=Side.MANIFEST, action=mend),
+        unseen("manifest segments that are gone or cannot be read", damaged, side=Side.MANIFEST, action=mend),
         FindingSet(
             kind=FindingKind.UNTRACKED,
             side=Side.BUCKET,

@@ -58,7 +58,7 @@ def rebuild_packs(
         prefix=prefix,
         packs=tuple(packs),
         gaps=manifest.gaps,
-        unreadable=manifest.unreadable,
+        unreadable=tuple(key for key in manifest.unreadable if key not in manifest.covers),
         tombstoned=frozenset((t.sample_id, t.key, t.offset) for t in manifest.fetch_view(store).tombstones()),
         findings=(),
     )

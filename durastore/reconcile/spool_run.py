@@ -31,9 +31,10 @@ from durastore.reconcile.local import texts
 from durastore.reconcile.remote import KnownKeys, RemoteLook, check_store_id, look_at_bucket
 from durastore.reconcile.repair import bury_gone, list_orphan_files, rebuild_packs
 from durastore.reconcile.session import Session
-from durastore.reconcile.spools import WITH_FILE, SpoolFacts, SpoolPlan, keys_in
+from durastore.reconcile.spools import WITH_FILE, SpoolFacts, SpoolPlan
 from durastore.reconcile.strangers import strangers_in
 from durastore.spool.look import SpoolLook, look_at_spool, spool_names
+from durastore.spool.records import PackRecord
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool, claim_idle_siblings
 from durastore.store.opening import open_store
@@ -43,6 +44,7 @@ __all__ = ["execute_spools", "look_at_root"]
 
 _STORE_ID = "store_id"
 _SENT = ("uploaded", "verified", "manifested")
+_PAST = ("reclaimed", "quarantined")
 
 
 def look_at_root(session: Session, root: SpoolRoot) -> tuple[SpoolFacts, RemoteLook]:
@@ -60,11 +62,7 @@ def look_at_root(session: Session, root: SpoolRoot) -> tuple[SpoolFacts, RemoteL
     remote = look_at_bucket(
         session.objects,
         session.prefix,
-        known=KnownKeys(
-            packs=texts(keys_in(spools)),
-            sent=texts(sorted(set(keys_in(spools, states=_SENT)))),
-            segments=frozenset(key for look in spools for key in look.segments),
-        ),
+        known=_known_keys(spools),
         clock=session.clock,
     )
     for look in spools:
@@ -84,6 +82,26 @@ def look_at_root(session: Session, root: SpoolRoot) -> tuple[SpoolFacts, RemoteL
         is_burying=session.request.is_burying,
     )
     return facts, remote
+
+
+def _known_keys(spools: tuple[SpoolLook, ...]) -> KnownKeys:
+    packs: list[str] = []
+    sent, segments = set[str](), set[str]()
+    past: dict[str, list[str]] = {}
+    for look in spools:
+        columns = look.packs
+        for key, state, segment in zip(columns.keys, columns.states, columns.segments, strict=True):
+            if not key:
+                continue
+            if segment and state in WITH_FILE:
+                segments.add(segment)
+            elif segment:
+                past.setdefault(segment, []).extend([key] if state in _PAST else [])
+            if not segment or state not in _PAST:
+                packs.append(key)
+            if state in _SENT:
+                sent.add(key)
+    return KnownKeys(packs=texts(packs), sent=texts(sorted(sent)), segments=frozenset(segments), past=past)
 
 
 def _strangers(root: SpoolRoot) -> tuple[str, ...]:
@@ -128,25 +146,37 @@ def execute_spools(session: Session, root: SpoolRoot, *, plan: SpoolPlan, remote
     if session.request.is_reclaiming:
         session.refuse_same_fate()
     _doubt(session, root, plan=plan, applied=applied)
+    is_whole = remote.manifest.is_whole
+    if not is_whole:  # no store opens on a manifest with holes; what the journals hold of it is doubted by now
+        _rebuild(session, plan=plan, remote=remote, applied=applied)
     _work(session, root, applied=applied)
+    if is_whole:
+        _rebuild(session, plan=plan, remote=remote, applied=applied)
     _repair(session, root, plan=plan, remote=remote, applied=applied)
     return applied
 
 
 def _doubt(session: Session, root: SpoolRoot, *, plan: SpoolPlan, applied: Applied) -> None:
-    if not plan.doubted and not plan.damaged:
+    if not (plan.doubted or plan.damaged or plan.lost_segments):
         return
     for spool in claim_idle_siblings(root, clock=session.clock):
         with closing(spool):
             spool.bind(session.prefix)
             damaged = [name.partition("/")[2] for name in plan.damaged if name.startswith(f"{spool.path.name}/")]
             for record in spool.journal.packs(*map(PackState, WITH_FILE)):
-                if record.key is not None and record.key.text in plan.doubted and record.state.value in _SENT:
-                    reason = "reconcile: its object is gone or another"
-                    if record.state is not PackState.UPLOADED:
-                        spool.journal.move_back(record.pack_id, PackState.UPLOADED, reason=reason)
+                reason = _doubt_of(record, plan)
+                if reason is not None and record.state in (PackState.VERIFIED, PackState.MANIFESTED):
+                    spool.journal.move_back(record.pack_id, PackState.UPLOADED, reason=reason)
                 if record.name in damaged:
                     _settle_damaged(session, spool, pack_id=record.pack_id, applied=applied)
+
+
+def _doubt_of(record: PackRecord, plan: SpoolPlan) -> str | None:
+    if record.key is not None and record.key.text in plan.doubted:
+        return "reconcile: its object is gone or another"
+    if record.manifested_in is not None and record.manifested_in in plan.lost_segments:
+        return "reconcile: the segment with its rows is gone or damaged"
+    return None
 
 
 def _settle_damaged(session: Session, spool: Spool, *, pack_id: int, applied: Applied) -> None:
@@ -204,12 +234,18 @@ def _work(session: Session, root: SpoolRoot, *, applied: Applied) -> None:
         store.abandon()
 
 
+def _rebuild(session: Session, *, plan: SpoolPlan, remote: RemoteLook, applied: Applied) -> None:
+    """Rows of orphan packs, and the holes of the manifest closed."""
+    if plan.orphan_packs is None or not (len(plan.orphan_packs) or not remote.manifest.is_whole):
+        return
+    store, manifest = session.objects, remote.manifest
+    report = rebuild_packs(store, session.prefix, manifest=manifest, orphans=plan.orphan_packs, clock=session.clock)
+    applied.rows_rebuilt += report.rows_published
+    applied.failed |= {finding.key.text: finding.detail for finding in report.findings}
+
+
 def _repair(session: Session, root: SpoolRoot, *, plan: SpoolPlan, remote: RemoteLook, applied: Applied) -> None:
     store, prefix, clock = session.objects, session.prefix, session.clock
-    if plan.orphan_packs is not None and (len(plan.orphan_packs) or not remote.manifest.is_whole):
-        report = rebuild_packs(store, prefix, manifest=remote.manifest, orphans=plan.orphan_packs, clock=clock)
-        applied.rows_rebuilt += report.rows_published
-        applied.failed |= {finding.key.text: finding.detail for finding in report.findings}
     has_files = plan.orphan_files is not None and len(plan.orphan_files)
     applied.refused |= dict.fromkeys([key.text for key in plan.burial.too_many], TOO_MANY)
     if not plan.burial.bury and not has_files:

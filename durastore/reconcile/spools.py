@@ -61,6 +61,8 @@ class SpoolPlan:
     findings: tuple[FindingSet, ...]
     doubted: frozenset[str] = frozenset()
     """Keys of packs whose object is gone or another: UPLOADED again, to be looked at in full."""
+    lost_segments: frozenset[ObjectKey] = frozenset()
+    """Segments that are gone or damaged: packs whose rows were in them are listed anew."""
     damaged: Mapping[str, str] = field(default_factory=dict)
     orphan_packs: KeyTable | None = None
     orphan_files: KeyTable | None = None
@@ -130,6 +132,7 @@ def plan_spools(facts: SpoolFacts) -> SpoolPlan:
     return SpoolPlan(
         findings=found,
         doubted=frozenset(doubted),
+        lost_segments=frozenset(facts.manifest.unreadable),
         damaged=facts.damaged,
         orphan_packs=facts.bucket.orphan_packs,
         orphan_files=facts.bucket.orphan_files,

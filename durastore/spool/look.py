@@ -45,6 +45,8 @@ class PackColumns:
     sizes: list[int] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
+    segments: list[str] = field(default_factory=list)
+    """Keys of the manifest segments that the packs' rows are in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +59,6 @@ class SpoolLook:
     packs: PackColumns
     facts: Mapping[str, str]
     writers: frozenset[str]
-    segments: frozenset[str]
-    """Keys of manifest segments that this spool saw published: nothing is ever taken out of a manifest."""
     files: FileColumns
     quarantined: FileColumns
     fault: str | None = None
@@ -89,10 +89,10 @@ def look_at_spool(root: Folder, name: str) -> SpoolLook:
 
 
 def _look(folder: Folder, name: str, *, is_held: bool) -> SpoolLook:
-    packs, facts, writers, segments = PackColumns(), dict[str, str](), frozenset[str](), frozenset[str]()
+    packs, facts, writers = PackColumns(), dict[str, str](), frozenset[str]()
     fault = None
     try:
-        packs, facts, writers, segments = _read_journal(folder)
+        packs, facts, writers = _read_journal(folder)
     except (*SQLITE_ERRORS, FormatUnsupported, TypeError, ValueError) as exc:
         fault = f"its journal cannot be read: {exc}"
     return SpoolLook(
@@ -101,44 +101,44 @@ def _look(folder: Folder, name: str, *, is_held: bool) -> SpoolLook:
         packs=packs,
         facts=facts,
         writers=writers,
-        segments=segments,
         files=_files(folder, "packs"),
         quarantined=_files(folder, "quarantine"),
         fault=fault,
     )
 
 
-def _read_journal(folder: Folder) -> tuple[PackColumns, dict[str, str], frozenset[str], frozenset[str]]:
+def _read_journal(folder: Folder) -> tuple[PackColumns, dict[str, str], frozenset[str]]:
     journal = newest_journal(folder)
     packs = PackColumns()
     if journal is None:
-        return packs, {}, frozenset(), frozenset()
+        return packs, {}, frozenset()
     with closing(connect(folder, journal, is_read_only=True)) as connection:
         (application_id,) = connection.execute("PRAGMA application_id").fetchone()
         (user_version,) = connection.execute("PRAGMA user_version").fetchone()
         if (application_id, user_version) == (0, 0):
-            return packs, {}, frozenset(), frozenset()
+            return packs, {}, frozenset()
         check_version(application_id, user_version)
         connection.execute("BEGIN")  # one state for all that is read
         _read_packs(connection, packs)
         facts = {str(key): str(value) for key, value in connection.execute("SELECT name, value FROM facts")}
         writers = frozenset(str(writer) for (writer,) in connection.execute("SELECT writer FROM writers"))
-        seen = connection.execute("SELECT DISTINCT manifested_in FROM packs WHERE manifested_in IS NOT NULL")
-        segments = frozenset(str(key) for (key,) in seen)
-    return packs, facts, writers, segments
+    return packs, facts, writers
 
 
 def _read_packs(connection: sqlite3.Connection, packs: PackColumns) -> None:
     rows = connection.execute(
-        "SELECT name, state, coalesce(size_bytes, -1), coalesce(key, ''), coalesce(digest, '') FROM packs"
+        "SELECT name, state, coalesce(size_bytes, -1), coalesce(key, ''), coalesce(digest, ''),"
+        " coalesce(manifested_in, '') FROM packs"
     )
+    once: dict[str, str] = {}  # a segment is named by thousands of packs
     while chunk := rows.fetchmany(_CHUNK_ROWS):
-        names, states, sizes, keys, digests = zip(*chunk, strict=True)
+        names, states, sizes, keys, digests, segments = zip(*chunk, strict=True)
         packs.names.extend(map(str, names))
         packs.states.extend(map(str, states))
         packs.sizes.extend(map(int, sizes))
         packs.keys.extend(map(str, keys))
         packs.digests.extend(map(str, digests))
+        packs.segments.extend(once.setdefault(str(key), str(key)) for key in segments)
 
 
 def _files(folder: Folder, name: str) -> FileColumns:
