@@ -23,6 +23,7 @@ __all__ = ["command"]
 @click.option("--apply", is_flag=True, help="Do what the findings say. Without it nothing changes anywhere.")
 @click.option("--reclaim", is_flag=True, help="With --apply: free each local file after its own proof.")
 @click.option("--bury", is_flag=True, help="With --apply: take rows of packs that are gone out, for good.")
+@click.option("--zeros-are-data", is_flag=True, help="Files that end in zeros are whole, where nothing says otherwise.")
 @click.option("--settle", type=float, metavar="SECONDS", help="Least time between upload and reclaim. [files: 60]")
 @click.option("--hash-rate", type=SIZE, metavar="SIZE", help="Bytes a second that --deep reads at most.")
 @click.option("--any-filesystem", is_flag=True, help="Also on a network, FUSE, overlay or memory file system.")
@@ -36,6 +37,7 @@ def command(
     apply: bool,
     reclaim: bool,
     bury: bool,
+    zeros_are_data: bool,
     settle: float | None,
     hash_rate: int | None,
     any_filesystem: bool,
@@ -63,6 +65,7 @@ def command(
         is_applied=apply,
         is_reclaiming=reclaim,
         is_burying=bury,
+        are_zeros_data=zeros_are_data,
         settle_s=settle,
         hash_bytes_per_s=hash_rate or 0,
     )

@@ -14,14 +14,14 @@ import zipfile
 from dataclasses import dataclass
 from io import BufferedReader, FileIO
 from pathlib import PurePosixPath
+from typing import Any
 
+from durastore.adopt.zero_tails import NumberBlock, ZeroTail, find_zero_tail, is_end_unwritten
 from durastore.errors import IntegrityError
 from durastore.model import parse_json
 
 __all__ = ["DATA_SUFFIXES", "Fault", "find_fault", "is_data"]
 
-_PAGE_BYTES = 4096
-_NEAR_PAGE_BYTES = 64
 _MAX_HEADER_BYTES = 100 << 20
 _PICKLE = b"\x80"
 _NPY = b"\x93NUMPY"
@@ -48,6 +48,8 @@ class Fault:
     is_damage: bool
     """It ends before its header says, or holds zeros in place of data. Else it may be whole and something else: more
     than one array in one file, another format, a newer one."""
+    is_suspect: bool = False
+    """It ends in zeros that may be lost pages or data, and nothing tells which. Never with `is_damage`."""
 
 
 def find_fault(fd: int, path: str) -> Fault | None:
@@ -58,22 +60,38 @@ def find_fault(fd: int, path: str) -> Fault | None:
     size = os.fstat(fd).st_size
     if size == 0:
         return _damage("has no bytes")
+    is_unwritten = is_end_unwritten(fd, size)  # before anything is read
     suffix = PurePosixPath(path).suffix
-    if suffix in _ZIPS and os.pread(fd, 1, 0) != _PICKLE:
+    blocks: list[NumberBlock] = []
+    is_zip = suffix in _ZIPS and os.pread(fd, 1, 0) != _PICKLE
+    if is_zip:
         fault = _zip_fault(fd)
     elif suffix in _ZIPS:
         fault = None  # what torch wrote before its zip format, which does not tell its length
     else:
-        fault = _safetensors_fault(fd, size) if suffix == ".safetensors" else _npy_fault(fd, size)
+        look = _safetensors_fault if suffix == ".safetensors" else _npy_fault
+        fault = look(fd, size, blocks=blocks)
     if fault is not None and fault.is_damage:
         return fault
-    zeros = _zero_tail(fd, size)
-    if zeros is None or (fault is not None and fault.reason.endswith(_LONGER)):
-        return fault  # what its header tells of is all there: what comes behind is somebody's
-    return _damage(zeros)
+    zeros = find_zero_tail(fd, size)
+    if zeros is None:
+        return fault
+    if zeros.start == 0:
+        return _damage(f"holds nothing but {size} zeros")  # no format begins with one: of whatever size, never written
+    if fault is not None:
+        return fault  # somebody's bytes behind the data, or somebody's format, which may well end in zeros
+    if is_zip:
+        return _odd("has zeros behind its zip directory")  # which is there, and every member where it says
+    return _zeros_fault(fd, zeros, blocks=blocks, is_unwritten=is_unwritten)
 
 
-_LONGER = "more than its header says"
+def _zeros_fault(fd: int, zeros: ZeroTail, *, blocks: list[NumberBlock], is_unwritten: bool) -> Fault:
+    what = f"holds nothing but zeros from byte {zeros.start} to its end at {zeros.size_bytes}"
+    if is_unwritten:
+        return _damage(f"{what}, which nobody ever wrote")
+    if zeros.is_torn(fd, blocks):
+        return _damage(f"{what}, from the middle of a row of numbers on")
+    return Fault(reason=f"{what}: data, or pages that a crash lost", is_damage=False, is_suspect=True)
 
 
 def _damage(reason: str) -> Fault:
@@ -87,11 +105,11 @@ def _odd(reason: str) -> Fault:
 def _against(size: int, expected: int) -> Fault | None:
     if size < expected:
         return _damage(f"has {size} bytes, its header says {expected}")
-    return _odd(f"has {size - expected} bytes {_LONGER}") if size > expected else None
+    return _odd(f"has {size - expected} bytes more than its header says") if size > expected else None
 
 
-def _safetensors_fault(fd: int, size: int) -> Fault | None:
-    """8 + header + the end of the last tensor is the length of the file."""
+def _safetensors_fault(fd: int, size: int, *, blocks: list[NumberBlock]) -> Fault | None:
+    """8 + header + the end of the last tensor is the length of the file. Adds to `blocks`."""
     lead = os.pread(fd, 8, 0)
     header_bytes = int.from_bytes(lead, "little")
     if len(lead) < 8:
@@ -102,17 +120,20 @@ def _safetensors_fault(fd: int, size: int) -> Fault | None:
         return _damage(f"ends inside its header ({size} of {8 + header_bytes} bytes)")
     try:
         header = parse_json(os.pread(fd, header_bytes, 8), what="safetensors header")
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        expected = 8 + header_bytes + max(ends, default=0)
-    except (IntegrityError, AttributeError, KeyError, TypeError, IndexError) as exc:
+        entries = [entry for name, entry in header.items() if name != "__metadata__"]
+        expected = 8 + header_bytes + max((entry["data_offsets"][1] for entry in entries), default=0)
+        blocks += [_block_of(entry, start=8 + header_bytes) for entry in entries if _is_float(entry["dtype"])]
+    except (IntegrityError, AttributeError, KeyError, TypeError, ValueError, IndexError) as exc:
         return _odd(f"has no readable safetensors header: {str(exc)[:120]}")
     if type(expected) is not int:
         return _odd("has no readable safetensors header: an offset is no whole number")
     return _against(size, expected)
 
 
-def _npy_fault(fd: int, size: int) -> Fault | None:
-    """The header says type and shape, which say the length. (Pickled objects have none, and are taken as they are.)"""
+def _npy_fault(fd: int, size: int, *, blocks: list[NumberBlock]) -> Fault | None:
+    """The header says type and shape, which say the length (pickled objects have none, and are taken as they are). Adds
+    to `blocks`.
+    """
     lead = os.pread(fd, 12, 0)
     if not lead.startswith(_NPY[: len(lead)]):
         return _odd("does not begin as a .npy file")
@@ -129,10 +150,25 @@ def _npy_fault(fd: int, size: int) -> Fault | None:
         descr, shape = header["descr"], header["shape"]
         if not isinstance(descr, str) or descr.endswith("O"):
             return None
-        expected = start + header_bytes + _item_bytes(descr) * _product(shape)
+        begin, item_bytes = start + header_bytes, _item_bytes(descr)
+        expected = begin + item_bytes * _product(shape)
+        if descr.lstrip("<>|=").startswith("f") and not header.get("fortran_order"):
+            row_bytes = item_bytes * shape[-1] if len(shape) > 1 else 0
+            blocks.append(NumberBlock(start=begin, stop=expected, row_bytes=row_bytes))
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as exc:
         return _odd(f"has no readable .npy header: {str(exc)[:120]}")
     return _against(size, expected)
+
+
+def _is_float(dtype: object) -> bool:
+    return isinstance(dtype, str) and dtype.startswith(("F", "BF"))
+
+
+def _block_of(entry: dict[str, Any], *, start: int) -> NumberBlock:
+    """Zeros tell nothing about masks and ids, which are full of them, nor about a single row."""
+    begin, end = entry["data_offsets"]
+    rows = _product(tuple(entry["shape"][:-1])) if len(entry["shape"]) > 1 else 0
+    return NumberBlock(start=start + begin, stop=start + end, row_bytes=(end - begin) // rows if rows else 0)
 
 
 def _item_bytes(descr: str) -> int:
@@ -171,23 +207,3 @@ def _zip_fault(fd: int) -> Fault | None:
             fault = f"its member {member.filename[:80]!r} is not where the directory says"
             return Fault(reason=fault, is_damage=lead == bytes(4))
     return None
-
-
-def _zero_tail(fd: int, size: int) -> str | None:
-    """Zeros from a page's edge to the end are pages that were never written. Zeros that begin anywhere else are taken
-    for data: tensors do end in zeros.
-    """
-    end = size
-    while end:
-        start = max(0, end - (1 << 20))
-        block = os.pread(fd, end - start, start).rstrip(b"\0")
-        if block:
-            end = start + len(block)
-            break
-        end = start
-    if end == 0:
-        return f"holds nothing but {size} zeros"  # no format begins with one: of whatever size, it was never written
-    to_edge = -end % _PAGE_BYTES
-    if size - end - to_edge < _PAGE_BYTES or to_edge >= _NEAR_PAGE_BYTES:
-        return None
-    return f"holds nothing but zeros from byte {end} to its end at {size}"

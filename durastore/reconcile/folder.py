@@ -40,6 +40,7 @@ __all__ = ["FolderFacts", "FolderPlan", "LocalSplit", "plan_folder", "split_loca
 
 _NO_FILE = "a file's row whose object is gone, and no such file is here: put the file back, and it is sent again"
 _ODD = "not what its suffix says, perhaps whole: only here"
+_SUSPECT = "ends in zeros: data, or pages that a crash lost. Only here; sent with --zeros-are-data"
 _GOING = "moved for reclaiming by a run that ended, or still works: perhaps only here"
 
 
@@ -98,6 +99,8 @@ class FolderFacts:
     """Data files that cannot be whole, and why."""
     oddities: Mapping[str, str]
     """Data files that are not what their suffix says, and may be whole: neither sent nor moved."""
+    suspects: Mapping[str, str]
+    """Data files that end in zeros of which nothing tells whether they are data: neither sent nor moved."""
     busy: frozenset[str]
     unreadable: Mapping[str, str]
     quarantined: tuple[OddEntry, ...] = ()
@@ -135,7 +138,7 @@ def plan_folder(facts: FolderFacts) -> FolderPlan:
     """Findings and plan. The same facts give the same plan."""
     can_plan = facts.bucket is not None and not facts.missing.present
     damaged = {path: why for path, why in facts.damage.items() if path not in facts.busy}
-    stopped = facts.busy | facts.damage.keys() | facts.oddities.keys() | facts.unreadable.keys()
+    stopped = facts.busy | {*facts.damage, *facts.oddities, *facts.suspects, *facts.unreadable}
     gone = _gone_rows(facts)
     lost_here = facts.split.agreeing & _of_gone(facts, gone)
     is_sent = facts.split.only_local | facts.split.divergent | lost_here
@@ -227,11 +230,12 @@ def _find_data(
 
 
 def _find_damage(facts: FolderFacts, damaged: Mapping[str, str]) -> list[FindingSet]:
-    sizes = _sizes_of(facts, [*damaged, *facts.oddities, *facts.busy, *facts.unreadable])
+    sizes = _sizes_of(facts, [*damaged, *facts.oddities, *facts.suspects, *facts.busy, *facts.unreadable])
     busy = dict.fromkeys(sorted(facts.busy), "")
     aside = Action.QUARANTINE
     return [
         _local(FindingKind.TRUNCATED, damaged, meaning="cannot be whole", action=aside, sizes=sizes),
+        _local(FindingKind.TRUNCATED, facts.suspects, meaning=_SUSPECT, sizes=sizes),
         _local(FindingKind.UNTRACKED, facts.oddities, meaning=_ODD, sizes=sizes),
         _local(FindingKind.IN_FLIGHT, busy, meaning="open for writing", sizes=sizes),
         _local(FindingKind.UNREADABLE, facts.unreadable, meaning="cannot be read", sizes=sizes),

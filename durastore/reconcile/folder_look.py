@@ -107,16 +107,13 @@ def _facts(session: Session, folder: Folder, *, seen: _Seen, is_hashing: bool) -
         is_data=is_data,
         known=(
             _load_ledger(folder) if private is not None else Ledger(marks=[], digests=[]),
-            HashingRule(
-                is_deep=request.is_deep,
-                is_complete=is_hashing,
-                limit=RateLimit(request.hash_bytes_per_s, clock=session.clock),
-            ),
+            _rule(session, is_hashing=is_hashing),
         ),
     )
     split = contents.split
     candidates = names_of(chosen(local.paths, split.divergent | split.only_local))
     looks = list(look_into(folder, candidates))
+    suspects = {} if request.are_zeros_data else {each.path: each.suspicion for each in looks if each.suspicion}
     going, strangers = _private_entries(folder)
     return FolderFacts(
         prefix=session.prefix,
@@ -132,6 +129,7 @@ def _facts(session: Session, folder: Folder, *, seen: _Seen, is_hashing: bool) -
         bucket_fault=remote.fault,
         missing=remote.missing,
         damage={look.path: look.damage for look in looks if look.damage is not None},
+        suspects=suspects,
         oddities={look.path: look.oddity for look in looks if look.oddity is not None},
         busy=frozenset(look.path for look in looks if look.is_busy) | contents.busy,
         unreadable=contents.unreadable | {look.path: look.unreadable for look in looks if look.unreadable is not None},
@@ -139,6 +137,11 @@ def _facts(session: Session, folder: Folder, *, seen: _Seen, is_hashing: bool) -
         going=going,
         is_burying=request.is_burying,
     )
+
+
+def _rule(session: Session, *, is_hashing: bool) -> HashingRule:
+    limit = RateLimit(session.request.hash_bytes_per_s, clock=session.clock)
+    return HashingRule(is_deep=session.request.is_deep, is_complete=is_hashing, limit=limit)
 
 
 def _private_entries(folder: Folder) -> tuple[tuple[OddEntry, ...], tuple[OddEntry, ...]]:

@@ -43,6 +43,8 @@ class FileLook:
     """It cannot be whole."""
     oddity: str | None = None
     """It is not what its suffix says, and may be whole."""
+    suspicion: str | None = None
+    """It ends in zeros, and nothing tells whether they are data."""
     is_busy: bool = False
     """Open for writing by somebody."""
     unreadable: str | None = None
@@ -120,6 +122,8 @@ def _inspect(folder: Folder, path: str) -> FileLook:
             fault = find_fault(fd, path)
             if fault is None or fault.is_damage:
                 return FileLook(path=path, damage=fault.reason if fault is not None else None)
+            if fault.is_suspect:
+                return FileLook(path=path, suspicion=fault.reason)
             return FileLook(path=path, oddity=fault.reason)
         finally:
             os.close(fd)

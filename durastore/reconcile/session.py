@@ -44,6 +44,8 @@ class ReconcileRequest:
     """Proven files leave the folder, proven packs the spools. Means nothing without `is_applied`."""
     is_burying: bool = False
     """Rows whose pack is gone are taken out, for good. Without it they are findings."""
+    are_zeros_data: bool = False
+    """Files that end in zeros which nothing says are lost pages are whole: the operator answers for it."""
     settle_s: float | None = None
     """Seconds between upload and reclaim: 60 for files that durastore did not write, the option's for packs."""
     hash_bytes_per_s: int = 0

@@ -6,9 +6,11 @@ import contextlib
 import errno
 import mmap
 import os
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from durastore.adopt.place import PRIVATE_NAME
@@ -129,6 +131,30 @@ def test_damaged_files_are_set_aside_and_never_sent(lab: FolderLab) -> None:
     again = lab.apply()
     assert again.applied is not None
     assert again.applied.quarantined == {}
+
+
+def test_zeros_at_a_pages_edge_are_neither_moved_nor_sent_until_somebody_answers_for_them(lab: FolderLab) -> None:
+    mask = np.zeros(8192, dtype=np.int64)
+    mask[: (8192 - 128) // 8] = 1  # behind 128 bytes of header they end at a page's edge
+    target = BytesIO()
+    np.save(target, mask)
+    lab.write("mask.npy", target.getvalue())
+    lab.write("whole.npy", npy(1))
+    lost = lab.write("lost.npy", npy(2, rows=5_000))
+    data = lost.read_bytes()
+    lost.write_bytes(data[:8192])
+    os.truncate(lost, len(data))
+    lab.written["lost.npy"] = [lost.read_bytes()]
+    report = lab.clear()
+    assert report.applied is not None
+    assert report.applied.quarantined.keys() == {"lost.npy"}
+    assert by_kind(report.findings)["truncated", "local"] == {"mask.npy"}
+    assert (report.exit_code, set(lab.files()), set(lab.bucket_files())) == (12, {"mask.npy"}, {"whole.npy"})
+    done = lab.clear(are_zeros_data=True)
+    assert lab.files() == {}
+    assert lab.bucket_files()["mask.npy"] == {target.getvalue()}
+    assert by_kind(done.findings).keys() == {("quarantined", "local")}
+    lab.check_nothing_lost()
 
 
 def test_what_is_no_data_is_reported_and_stays(lab: FolderLab) -> None:
