@@ -25,7 +25,7 @@ _FINDINGS = 12
 @click.command(epilog=EPILOG)
 @bucket_option
 @remote_options
-@click.option("--local", metavar="DIR", help="Also keep the result in this spool root, for the stores that use it.")
+@click.option("--local", metavar="DIR", help="Also keep the result in this spool root or reconciled folder.")
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
 def command(*, bucket: str | None, local: str | None, as_json: bool, **remote: Any) -> int:
     """Send wrong checksums, sizes and conditions to the endpoint, and see which it refuses.
@@ -118,6 +118,9 @@ def _lines(result: ProbeResult) -> Iterator[str]:
         yield f"{path}: {level.name}: {how}"
     yield f"level: {result.level.name}"
     for stop in result.answers_stops:
-        yield f"lifts the stop of reclaiming {stop}, if that was thrown here, for stores from their next open on"
+        yield (
+            f"lifts the stop of reclaiming {stop}, if that was thrown here: for stores from their next open on, "
+            "for a folder from its next reconcile on"
+        )
     for reason in result.blocking:
         yield f"nothing will be reclaimed: {reason}"

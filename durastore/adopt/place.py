@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from durastore.adopt.inspect import find_fault
 from durastore.clock import Clock
 from durastore.errors import DiskFailed, RootMismatch, StoreMissing
-from durastore.formats.spool_root import ROOT_MARKER_NAME, is_spool_content, parse_spool_name
+from durastore.formats.spool_root import PRIVATE_ROOT_NAME, ROOT_MARKER_NAME, is_spool_content, parse_spool_name
 from durastore.fsio.folder import Folder
 from durastore.fsio.paths import open_parent
 from durastore.fsio.relocate import relocate, relocate_shared
@@ -37,7 +37,7 @@ __all__ = [
     "refuse_spools",
 ]
 
-PRIVATE_NAME = ".durastore"
+PRIVATE_NAME = PRIVATE_ROOT_NAME
 _MAX_NAME_BYTES = 240
 
 

@@ -14,6 +14,7 @@ from durastore.model import parse_json, render_json
 
 __all__ = [
     "MOVED_NAME",
+    "PRIVATE_ROOT_NAME",
     "ROOT_MARKER_NAME",
     "RootRecord",
     "is_spool_content",
@@ -26,6 +27,8 @@ __all__ = [
 ROOT_MARKER_NAME = "durastore-root.json"
 MOVED_NAME = "MOVED-TO"
 """A file of this name in a root holds the path that its contents were moved to; such a root is not used again."""
+PRIVATE_ROOT_NAME = ".durastore"
+"""The root inside a folder of files that durastore did not write: their record, quarantine and stops."""
 _FORMAT = 1
 _SPOOL = re.compile(r"w-([0-9]{2,6})")
 _IN_SPOOL = re.compile(r"packs|lock|journal-.*\.sqlite")

@@ -15,7 +15,7 @@ from functools import partial
 from durastore.adopt.ledger import HashedEntry, save_ledger
 from durastore.adopt.place import FolderPlace, put_aside
 from durastore.adopt.sending import RowPublisher, Sender, hash_local
-from durastore.adopt.stopping import heed_stops
+from durastore.adopt.stopping import StopWatch
 from durastore.adopt.verbatim import as_listed, as_pack
 from durastore.clock import least_age_s
 from durastore.errors import DiskFailed, IntegrityError, NotVerified, ObjectAbsent, SpoolUnreadable
@@ -198,7 +198,8 @@ def _reclaim(
 ) -> None:
     if not listed:
         return
-    heed_stops(verifier, place.root.folder, clock=session.clock)
+    url = None if session.is_own_adapter else session.request.bucket
+    StopWatch.of(place.root.folder, url, s3=session.s3, clock=session.clock).heed(verifier)
     _wait_settled(session, listed)
     reclaimer = ForeignReclaimer(place.foreign(), verifier, observer=session.observer)
     report = reclaimer.execute(sorted(listed, key=lambda pack: pack.name))

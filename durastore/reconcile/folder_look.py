@@ -64,9 +64,11 @@ def look_at_folder(session: Session, folder: Folder, *, is_hashing: bool = False
         local = walking.result()
     refuse_spools(local.spools, folder=folder.path)
     if local.is_empty and private is None:
+        held = len(remote.manifest.files.paths)
+        had = f", and the manifest has {held} files" if held else ""
         raise RootMismatch(
-            f"{folder.path} is empty and was never reconciled: a disk that is not mounted looks like this",
-            hint="mount it; nothing was changed",
+            f"{folder.path} is empty and was never reconciled{had}: no disk is mounted, or another one",
+            hint="mount the right one; nothing was changed",
         )
     known = private.facts.get(STORE_ID) if private is not None else None
     check_store_id(remote, known, what=str(folder.path))

@@ -24,9 +24,10 @@ from durastore.formats.spool_root import ROOT_MARKER_NAME, is_spool_content, par
 from durastore.fsio.folder import Folder
 from durastore.fsio.paths import open_parent
 
-__all__ = ["LocalInventory", "OddEntry", "Texts", "case_collisions", "load_local", "texts"]
+__all__ = ["LocalInventory", "OddEntry", "Texts", "case_collisions", "is_empty_folder", "load_local", "texts"]
 
 _THREADS = 4
+_OF_FILE_SYSTEM = b"lost+found/"
 
 Texts: TypeAlias = "pa.Array[Any]"
 """A column of texts."""
@@ -57,7 +58,12 @@ class LocalInventory:
 
     @property
     def is_empty(self) -> bool:
-        return not (len(self.paths) or self.odd or self.unreadable or self.spools)
+        """Nothing is in it, but for what a fresh file system has at its root: a disk that is new, or another one."""
+        odd = [*self.odd, *self.unreadable]
+        if self.spools or not all((entry.path + b"/").startswith(_OF_FILE_SYSTEM) for entry in odd):
+            return False
+        is_own = pc.starts_with(self.paths, pattern=_OF_FILE_SYSTEM.decode())
+        return bool(is_own.to_numpy(zero_copy_only=False).all())
 
 
 @dataclass(slots=True)
@@ -109,6 +115,11 @@ def load_local(root: Folder, *, threads: int = _THREADS) -> LocalInventory:
         unreadable=tuple(sorted(unreadable, key=lambda each: each.path)),
         spools=tuple(sorted(spools)),
     )
+
+
+def is_empty_folder(root: Folder) -> bool:
+    """Whether nothing is right in `root`, but for what a fresh file system has there. OSError passes."""
+    return not set(root.names()) - {_OF_FILE_SYSTEM.rstrip(b"/").decode()}
 
 
 def _walk(root: Folder, threads: int) -> Iterator[_Found]:

@@ -22,7 +22,7 @@ from durastore.reconcile.findings import FindingSet
 from durastore.reconcile.folder import plan_folder
 from durastore.reconcile.folder_apply import execute_folder, take_back
 from durastore.reconcile.folder_look import look_at_folder
-from durastore.reconcile.local import case_collisions
+from durastore.reconcile.local import case_collisions, is_empty_folder
 from durastore.reconcile.report import ReconcileReport, folder_counts, spool_counts
 from durastore.reconcile.session import ReconcileRequest, Session, opened_session
 from durastore.reconcile.spool_run import execute_spools, look_at_root
@@ -103,9 +103,9 @@ def _reconcile_folder(session: Session) -> ReconcileReport:
 
 def _refuse_unmounted(folder: Folder) -> None:
     """Before anything is made in it: an empty folder that was never reconciled is most likely not mounted."""
-    if not folder.names():
+    if is_empty_folder(folder):
         raise RootMismatch(
-            f"{folder.path} is empty and was never reconciled: a disk that is not mounted looks like this",
+            f"{folder.path} is empty and was never reconciled: no disk is mounted, or another one",
             hint="mount it; nothing was changed",
         )
 

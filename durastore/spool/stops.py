@@ -14,7 +14,7 @@ from durastore.formats.stop import MAX_STOP_BYTES, LiftRecord, Place, StopRecord
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
 from durastore.objectstore.probe.result import ProbeResult
-from durastore.objectstore.probe.saved import opened_root
+from durastore.objectstore.probe.saved import opened_own_root
 
 __all__ = ["FACT_STOPPED", "find_answer", "lift_stop", "stops_in_force", "stops_in_root", "throw_stop"]
 
@@ -48,8 +48,10 @@ def stops_in_force(folder: Folder, *, also: Iterable[StopRecord] = ()) -> list[S
 
 
 def stops_in_root(path: Path) -> list[StopRecord]:
-    """The stops in force in the spool root at `path`. `StoreMissing` where it is no spool root."""
-    with opened_root(path) as folder:
+    """The stops in force in the spool root at `path`, or in the private root of a folder. `StoreMissing` where there is
+    neither.
+    """
+    with opened_own_root(path) as folder:
         return stops_in_force(folder)
 
 

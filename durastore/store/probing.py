@@ -16,7 +16,7 @@ from durastore.errors import DurastoreError
 from durastore.formats.stop import Place
 from durastore.fsio.folder import Folder
 from durastore.objectstore.location import BucketUrl, S3Options
-from durastore.objectstore.probe.opening import opened_probe_port
+from durastore.objectstore.probe.opening import opened_probe_port, probed_place
 from durastore.objectstore.probe.result import ProbeResult, WritePath
 from durastore.objectstore.probe.run import run_probe
 from durastore.objectstore.probe.saved import (
@@ -26,7 +26,6 @@ from durastore.objectstore.probe.saved import (
     newest_of,
     save_probe,
     standing_block,
-    target_of,
 )
 from durastore.observe.events import LOGGER
 from durastore.spool.root import SpoolRoot
@@ -59,7 +58,7 @@ class Probing:
             self._switch.restore((), place=None)
             return
         self._s3, prefix = s3, self._services.prefix
-        place, target = _about(url, s3, prefix=prefix)
+        place, target = probed_place(url, s3=s3)
         probe = partial(_probe, url, s3, prefix=prefix, clock=self._services.clock)
         self.begin(target, probe if is_probed else None, place=place)
 
@@ -124,7 +123,7 @@ class Probing:
 
 def choose_headers(url: BucketUrl, s3: S3Options, *, root: SpoolRoot) -> None:
     """Send the checksum headers that the newest saved probe of this endpoint saw work, whatever its age."""
-    _, target = _about(url, s3, prefix=url.prefix)
+    _, target = probed_place(url, s3=s3)
     saved = load_probe(root.folder, target=target)
     if saved is not None:
         _send_as(saved, s3)
@@ -152,13 +151,6 @@ def _send_as(result: ProbeResult, s3: S3Options) -> bool:
     if is_new:
         LOGGER.info("checksum headers: %s with whole bodies, %s with parts", single, multipart)
     return is_new
-
-
-def _about(url: BucketUrl, s3: S3Options, *, prefix: str) -> tuple[Place, str]:
-    """What a probe result is about: the place in words, and the digest with the account. Sends nothing."""
-    with opened_probe_port(url, s3=s3) as port:
-        place = Place(endpoint=port.endpoint, bucket=port.bucket, prefix=prefix)
-        return place, target_of(endpoint=port.endpoint, bucket=port.bucket, prefix=prefix, account=port.account)
 
 
 def _probe(url: BucketUrl, s3: S3Options, *, prefix: str, clock: Clock) -> ProbeResult:

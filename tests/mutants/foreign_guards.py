@@ -62,7 +62,7 @@ FOREIGN: tuple[Mutant, ...] = (
         "foreign-stop-not-heeded",
         "one mismatch stops all reclaiming",
         file="durastore/reconcile/folder_apply.py",
-        before="    heed_stops(verifier, place.root.folder, clock=session.clock)\n",
+        before="    StopWatch.of(place.root.folder, url, s3=session.s3, clock=session.clock).heed(verifier)\n",
         after="    pass\n",
     ),
     _folder(

@@ -458,6 +458,42 @@ def test_a_root_that_is_missing_empty_or_replaced_is_refused(lab: FolderLab) -> 
         lab.run()
 
 
+@pytest.mark.parametrize("found", ["nothing", "an inode", "no right to look"])
+def test_a_new_disk_in_the_place_of_the_old_one_is_refused(
+    lab: FolderLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str
+) -> None:
+    # case B17: a fresh ext4 has lost+found at its root, which only root may read
+    _fill(lab, 2)
+    assert lab.apply().exit_code == 0
+    lab.folder.rename(tmp_path / "the old disk")
+    (lab.folder / "lost+found").mkdir(parents=True)
+    if found == "an inode":
+        (lab.folder / "lost+found" / "#12").write_bytes(b"x")
+    if found == "no right to look":
+        scandir = os.scandir
+
+        def refuse(path: Any) -> Any:
+            if isinstance(path, int) and os.readlink(f"/proc/self/fd/{path}").endswith("lost+found"):
+                raise PermissionError(13, "Permission denied")
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", refuse)
+    objects = dict(lab.memory._objects)
+    with pytest.raises(RootMismatch, match="the manifest has 2 files"):
+        lab.run()
+    for act in (lab.apply, lab.clear):
+        with pytest.raises(RootMismatch, match="is empty"):
+            act()
+    assert os.listdir(lab.folder) == ["lost+found"]
+    assert lab.memory._objects == objects
+
+
+def test_a_folder_with_files_may_be_the_root_of_a_file_system(lab: FolderLab) -> None:
+    (lab.folder / "lost+found").mkdir()
+    _fill(lab, 2)
+    assert lab.apply().exit_code == 0
+
+
 def test_a_folder_inside_a_root_and_a_root_inside_a_folder(lab: FolderLab) -> None:
     # case B146
     _fill(lab, 2)

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from durastore.formats.stop import Place
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
 from durastore.objectstore.probe.port import ProbePort
+from durastore.objectstore.probe.saved import target_of
 
-__all__ = ["opened_probe_port"]
+__all__ = ["opened_probe_port", "probed_place"]
 
 
 @contextmanager
@@ -36,3 +38,12 @@ def opened_probe_port(url: BucketUrl, *, s3: S3Options) -> Iterator[ProbePort]:
         yield StorePort(store)
     finally:
         store.close()
+
+
+def probed_place(url: BucketUrl, *, s3: S3Options) -> tuple[Place, str]:
+    """What a probe result about this bucket is about: the place in words, and the digest with the account. Sends
+    nothing. Raises as `opened_probe_port`.
+    """
+    with opened_probe_port(url, s3=s3) as port:
+        place = Place(endpoint=port.endpoint, bucket=port.bucket, prefix=url.prefix)
+        return place, target_of(endpoint=port.endpoint, bucket=port.bucket, prefix=url.prefix, account=port.account)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from durastore.clock import Stamp, age_s
 from durastore.errors import FormatUnsupported, IntegrityError, SpoolUnreadable, StoreMissing
-from durastore.formats.spool_root import ROOT_MARKER_NAME
+from durastore.formats.spool_root import PRIVATE_ROOT_NAME, ROOT_MARKER_NAME
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
 from durastore.objectstore.probe.result import MAX_RESULT_BYTES, Outcome, ProbeResult
@@ -24,6 +24,7 @@ __all__ = [
     "load_probe",
     "load_probes",
     "newest_of",
+    "opened_own_root",
     "opened_root",
     "save_probe",
     "save_probe_in_root",
@@ -52,11 +53,12 @@ def save_probe(folder: Folder, result: ProbeResult) -> None:
 
 
 def save_probe_in_root(path: Path, result: ProbeResult) -> None:
-    """Keep `result` in the spool root at `path`, whose stores use it from their next open on.
+    """Keep `result` in the spool root at `path`, whose stores use it from their next open on, or in the private root of
+    a folder that was reconciled.
 
-    `StoreMissing` where `path` is no spool root; it is not made.
+    `StoreMissing` where `path` is neither; it is not made.
     """
-    with opened_root(path) as folder:
+    with opened_own_root(path) as folder:
         save_probe(folder, result)
 
 
@@ -70,6 +72,15 @@ def opened_root(path: Path) -> Iterator[Folder]:
     with folder:
         if not folder.has(ROOT_MARKER_NAME):
             raise StoreMissing(f"{path} is not a spool root", hint="give the directory that a store uses as local=")
+        yield folder
+
+
+@contextmanager
+def opened_own_root(path: Path) -> Iterator[Folder]:
+    """As `opened_root`, or the private root in a folder that was reconciled: stops of reclaiming lie there too."""
+    private = path / PRIVATE_ROOT_NAME
+    is_private = not (path / ROOT_MARKER_NAME).exists() and (private / ROOT_MARKER_NAME).exists()
+    with opened_root(private if is_private else path) as folder:
         yield folder
 
 
