@@ -35,6 +35,7 @@ from durastore.manifest.presence import check_present
 from durastore.manifest.snapshot import ManifestListing, fetch_listing
 from durastore.manifest.view import fetch_partial_view
 from durastore.model import ObjectKey
+from durastore.objectstore.columns import UNKNOWN_SIZE, list_columns
 from durastore.objectstore.port import ObjectStat, ObjectStore
 from durastore.reconcile.findings import Finding, FindingKind
 from durastore.reconcile.held import HELD_COLUMNS, HeldObject, HeldObjects
@@ -46,7 +47,7 @@ __all__ = ["ScrubReport", "ScrubRequest", "UnverifiedObject", "scrub"]
 _SECOND_LOOK_S = 1.0
 _LOOKS_AT_ONCE = 8
 _READS_AT_ONCE = 4
-_NOT_SEEN, _NO_SIZE = -2, -1
+_NOT_SEEN = UNKNOWN_SIZE - 1
 _HASH_RANGE = float(1 << 64)
 # Not this object alone, but all of them: unreachable endpoints and refused credentials pass through.
 _UNANSWERED = (UnknownAnswer, PermissionRefused, RequestRefused)
@@ -200,10 +201,10 @@ class _Scrub:
         held = self._held
         seen = np.full(len(held), _NOT_SEEN, dtype=np.int64)
         for folder in held_listing_prefixes(prefix):
-            for page in self._store.list(folder):
-                for number, stat in zip(held.find([stat.key.text for stat in page]), page, strict=True):
+            for page in list_columns(self._store, folder):
+                for number, size_bytes in zip(held.find(page.keys), page.sizes, strict=True):
                     if number >= 0:
-                        seen[number] = _NO_SIZE if stat.size_bytes is None else stat.size_bytes
+                        seen[number] = size_bytes
         is_right = seen == held.sizes
         self._listed = int(np.count_nonzero(is_right))
         suspects = [int(n) for n in np.flatnonzero(~is_right) if int(n) not in held.astray]

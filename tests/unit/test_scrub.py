@@ -13,6 +13,7 @@ from durastore.clock import ManualClock
 from durastore.codec.encode import SampleContext, encode_sample
 from durastore.errors import ConfigError, EndpointUnreachable, StoreMissing
 from durastore.model import Digest, ManifestRow, ObjectKey, SampleId, WriterId
+from durastore.objectstore.columns import column_page
 from durastore.objectstore.memory import MemoryStore
 from durastore.objectstore.port import ListPage, ObjectStat
 from durastore.reconcile import object_check
@@ -121,6 +122,26 @@ def test_a_size_that_is_not_told_is_not_a_wrong_one(bucket: Bucket) -> None:
 
     report = look(bucket, store=Sizeless(bucket.store))
     assert (report.findings, len(report.unverified), report.exit_code) == ((), 6, 13)
+
+
+def test_sizes_come_from_columns_where_the_store_has_them(bucket: Bucket) -> None:
+    class Columns(Lacking):
+        """Lists the packs as columns only; one object has another size there than by itself."""
+
+        def list(self, prefix: str, **asked: Any) -> Any:
+            assert "/packs/" not in prefix
+            return self.inner.list(prefix, **asked)
+
+        def list_columns(self, prefix: str) -> Any:
+            for page in map(column_page, self.inner.list(prefix)):
+                yield replace(page, sizes=[_wrong(*entry) for entry in zip(page.keys, page.sizes, strict=True)])
+
+    def _wrong(key: str, size_bytes: int) -> int:
+        return size_bytes + 1 if key == odd else size_bytes
+
+    odd = row_of(bucket, "single").object.key.text
+    report = look(bucket, store=Columns(bucket.store))
+    assert (report.listed, report.unlisted, report.exit_code) == (5, 0, 0)  # the odd one was asked for, and is right
 
 
 @pytest.mark.parametrize("fault", [Fault.ZERO_BLOCK, Fault.FLIP_BYTE])
