@@ -635,6 +635,7 @@ class _Killed(BaseException):
 def test_a_stop_at_any_step_of_freeing_loses_nothing_and_the_next_run_ends_it(
     lab: FolderLab, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
+    # case B102
     files = _fill(lab, 2)
     lab.apply()
     steps = _Steps(monkeypatch, at)

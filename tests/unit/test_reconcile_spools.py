@@ -227,6 +227,22 @@ def test_a_journal_from_an_older_copy_is_noticed(lab: SpoolLab, tmp_path: Path) 
     assert (again.exit_code, again.applied.uploaded_bytes) == (0, 0)
 
 
+def test_objects_lost_during_a_run_are_named_and_the_sums_say_so(lab: SpoolLab) -> None:
+    # case B93
+    _reclaimed(lab, 100)
+    keys = lab.objects_in()
+    gone = {keys[3], keys[50], keys[99]}
+    for key in gone:
+        lab.lose(key)
+    for report in (lab.run(), lab.apply()):
+        assert report.exit_code == 12
+        assert {name for f in report.findings if f.kind.value == "dangling" for name in f.names} == gone
+        counts = {each.what: (each.count, each.size_bytes) for each in report.counts}
+        (rows, row_bytes), (held, held_bytes) = counts["manifest objects"], counts["bucket objects"]
+        assert (rows, held) == (100, 97)
+        assert row_bytes > held_bytes
+
+
 def test_orphans_get_their_rows_back(lab: SpoolLab) -> None:
     lab.fill(6)
     for key in lab.objects_in("manifest"):
