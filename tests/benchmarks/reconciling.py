@@ -7,7 +7,9 @@ folder is compared on SeaweedFS, both tools as whole processes on a warm cache, 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,9 +33,11 @@ from durastore.objectstore.location import BucketUrl, S3Options, open_object_sto
 from durastore.spool.root import SpoolRoot
 from durastore.testing.strict_s3 import StrictS3
 from tests.benchmarks.pairs import Line
+from tests.benchmarks.peers import install_peers
 
-__all__ = ["inventory_lines", "million_line"]
+__all__ = ["inventory_lines", "million_line", "reconciling_lines"]
 
+LOGGER = logging.getLogger(__name__)
 _CODE = "from durastore_cli.main import main; main()"
 _PREFIX = "p"
 _ROWS_A_SEGMENT = 50_000
@@ -74,6 +78,13 @@ def _durastore(arguments: Sequence[str]) -> list[str]:
 def _environment(extra: dict[str, str]) -> dict[str, str]:
     root = str(Path(__file__).resolve().parents[2])
     return {**os.environ, **extra, "PYTHONPATH": f"{root}{os.pathsep}{root}/cli"}
+
+
+def reconciling_lines(*, turns: int, work: Path, count: int = 100_000) -> Iterator[Line]:
+    """All of them. Raw numbers of each turn go to the log."""
+    work.mkdir(exist_ok=True)
+    yield from million_line()
+    yield from inventory_lines(count=count, turns=turns, work=work)
 
 
 # --- a million ---------------------------------------------------------------------------------------------------
@@ -171,7 +182,7 @@ def _chunks(data: bytes) -> Iterator[bytes]:
 
 
 def inventory_lines(*, count: int, turns: int, work: Path) -> Iterator[Line]:
-    """Wall and CPU of `reconcile` and `rclone check` over the same files: by size, and by content."""
+    """Wall and CPU of `reconcile` and `rclone check` over the same files, by size and by content: medians of turns."""
     with (
         tempfile.TemporaryDirectory(dir=work) as folder,
         SeaweedServer.start(Path(folder) / "server", log=Path(folder) / "log") as server,
@@ -181,7 +192,7 @@ def inventory_lines(*, count: int, turns: int, work: Path) -> Iterator[Line]:
         bucket, plain = server.make_bucket(), server.make_bucket()
         rows = _make_files(data, count, stage=stage)
         remote = f":s3,provider=Other,env_auth=true,endpoint='{server.endpoint_url}',force_path_style=true:"
-        rclone = [str(Path(sys.executable).with_name("rclone")), "--config", os.devnull]
+        rclone = [str(install_peers(work / "peers") / "rclone"), "--config", os.devnull]
         for source, target in ((stage, f"{bucket}/{_PREFIX}"), (data, plain)):  # quicker than sending each file proven
             copied = run_process([*rclone, "copy", "--transfers", "16", str(source), f"{remote}{target}"], environment)
             if copied.code:
@@ -206,20 +217,34 @@ def inventory_lines(*, count: int, turns: int, work: Path) -> Iterator[Line]:
                 "--fast-list",
                 *theirs,
             ]
-            pairs = [
-                (run_process(_durastore([*where, *ours, "--json"]), environment), run_process(check, environment))
-                for _ in range(turns)
-            ]
-            if any(mine.code or other.code for mine, other in pairs):
-                raise AssertionError("a tool found a difference where there is none")
+            mine, others = _in_turns(_durastore([*where, *ours, "--json"]), check, environment, turns=turns)
             what = f"inventory of {count:,} files, {name}"
-            best = [
-                (min(getattr(m, k) for m, _ in pairs), min(getattr(o, k) for _, o in pairs))
-                for k in ("wall_s", "cpu_s", "peak_mb")
-            ]
-            for (mine, other), unit, goal in zip(best, ("s", "CPU-s", "MB"), (wall, cpu, "none"), strict=True):
-                if goal != "none":
-                    yield Line(name=what, durastore=mine, peer=other, peer_name="rclone check", unit=unit, goal=goal)
+            for unit, goal, value in (("s", wall, "wall_s"), ("CPU-s", cpu, "cpu_s")):
+                yield Line(
+                    name=what,
+                    durastore=statistics.median(getattr(each, value) for each in mine),
+                    peer=statistics.median(getattr(each, value) for each in others),
+                    peer_name="rclone check",
+                    unit=unit,
+                    goal=goal,
+                )
+
+
+def _in_turns(
+    ours: Sequence[str], theirs: Sequence[str], environment: dict[str, str], *, turns: int
+) -> tuple[list[Ended], list[Ended]]:
+    """Each side's runs, after one that does not count. Who begins changes from turn to turn."""
+    found: tuple[list[Ended], list[Ended]] = ([], [])
+    for turn in range(turns + 1):
+        order = ((0, ours), (1, theirs)) if turn % 2 else ((1, theirs), (0, ours))
+        for side, command in order:
+            ended = run_process(command, environment)
+            if ended.code:
+                raise AssertionError(f"a tool found a difference where there is none: {ended.code} of {command[0]}")
+            LOGGER.info("%s: %.2f s, %.2f CPU-s, %.0f MB", command[0], ended.wall_s, ended.cpu_s, ended.peak_mb)
+            if turn:
+                found[side].append(ended)
+    return found
 
 
 @dataclass(slots=True)
