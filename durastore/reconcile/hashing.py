@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 
 import xxhash
 
@@ -22,7 +23,8 @@ from durastore.clock import Clock
 from durastore.errors import SpoolUnreadable
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity, identify
-from durastore.fsio.lease import NotLeased, check_leased, has_writer, leased
+from durastore.fsio.lease import NotLeased, check_leased, has_writer, leased, writers_among
+from durastore.fsio.paths import open_parent
 
 __all__ = ["FileLook", "RateLimit", "find_written", "hash_files", "look_into"]
 
@@ -85,27 +87,28 @@ def hash_files(
     return _in_parallel(partial(_hash, folder, limit=limit, is_leased=is_leased), paths)
 
 
-def find_written(folder: Folder, paths: Sequence[str]) -> frozenset[str]:
-    """Those that somebody has open or mapped for writing now. A file that cannot be opened is not among them."""
-    size = max(1, len(paths) // _THREADS + 1)
-    parts = [paths[start : start + size] for start in range(0, len(paths), size)]  # a task each, not a file each
+def find_written(folder: Folder, paths: Iterable[str]) -> frozenset[str]:
+    """Those that somebody has open or mapped for writing now. A file that cannot be opened is not among them.
+
+    A directory is opened once for all that lies next to each other in `paths`.
+    """
+    groups = [(lead, list(group)) for lead, group in groupby(paths, _lead_of)]
     with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="durastore-lease") as pool:
-        return frozenset(path for found in pool.map(partial(_written, folder), parts) for path in found)
+        return frozenset(path for found in pool.map(partial(_written, folder), groups) for path in found)
 
 
-def _written(folder: Folder, paths: Sequence[str]) -> list[str]:
-    found = []
-    for path in paths:
-        try:
-            fd = open_local(folder, path)
-        except (OSError, SpoolUnreadable):
-            continue
-        try:
-            if has_writer(fd):
-                found.append(path)
-        finally:
-            os.close(fd)
-    return found
+def _lead_of(path: str) -> str:
+    return path[: path.rfind("/") + 1]
+
+
+def _written(folder: Folder, group: tuple[str, list[str]]) -> list[str]:
+    lead, paths = group
+    try:
+        parent, _ = open_parent(folder, paths[0])
+    except OSError:
+        return []
+    with parent:
+        return [lead + name for name in writers_among(parent, [path[len(lead) :] for path in paths])]
 
 
 def _in_parallel(look: partial[FileLook], paths: Iterable[str]) -> Iterator[FileLook]:

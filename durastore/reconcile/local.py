@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import stat as stat_module
 import threading
+from array import array
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -70,10 +72,13 @@ class LocalInventory:
 class _Found:
     """What the walk of one directory gave."""
 
+    lead: bytes = b""
+    """What the names of its entries begin with."""
     folders: list[bytes] = field(default_factory=list)
-    names: list[bytes] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    identities: list[tuple[int, int, int]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    """Files, without `lead`, as Python decodes names (what is no UTF-8 is in surrogates)."""
+    numbers: array[int] = field(default_factory=partial(array, "q"))
+    """Size, inode, mtime_ns and ctime_ns of each file: four a file, and no object of its own for the collector."""
     odd: list[OddEntry] = field(default_factory=list)
     unreadable: list[OddEntry] = field(default_factory=list)
     spools: list[str] = field(default_factory=list)
@@ -101,10 +106,10 @@ def load_local(root: Folder, *, threads: int = _THREADS) -> LocalInventory:
         unreadable.extend(found.unreadable)
         spools.extend(found.spools)
         if found.names:
-            paths, is_text, nameless = _columns(found)
+            paths, numbers, nameless = _columns(found)
             path_chunks.append(paths)
-            size_chunks.append(np.array(found.sizes, dtype=np.int64)[is_text])
-            identity_chunks.append(np.array(found.identities, dtype=np.int64).reshape(-1, 3)[is_text])
+            size_chunks.append(numbers[:, 0])
+            identity_chunks.append(numbers[:, 1:])
             odd.extend(nameless)
     none: Texts = texts([])
     return LocalInventory(
@@ -142,13 +147,10 @@ def _walk(root: Folder, threads: int) -> Iterator[_Found]:
 
 def _scan(root: Folder, folder: bytes, *, stop: threading.Event) -> _Found:
     """One directory; `folder` is relative and ends with a slash, or is empty."""
-    found = _Found()
+    found = _Found(lead=folder)
     try:
         with _opened(root, folder) as held, os.scandir(held.fd) as entries:
-            for entry in entries:
-                if stop.is_set():
-                    break
-                _take(found, entry, folder=folder)
+            _take_files(found, entries, stop=stop)
     except OSError as exc:
         return _Found(unreadable=[OddEntry(path=folder or b".", what=f"cannot be read: {exc.strerror}")])
     if folder and _is_root(found, folder):
@@ -162,7 +164,8 @@ def _is_spool(found: _Found, folder: bytes) -> bool:
     """A spool whose root lost its marker: with it, the walk had not come down here."""
     if parse_spool_name(os.fsdecode(folder.rstrip(b"/").rpartition(b"/")[2])) is None:
         return False
-    return is_spool_content(os.fsdecode(each[len(folder) :].rstrip(b"/")) for each in [*found.names, *found.folders])
+    below = (os.fsdecode(each[len(folder) :].rstrip(b"/")) for each in found.folders)
+    return is_spool_content([*found.names, *below])
 
 
 def _opened(root: Folder, folder: bytes) -> Folder:
@@ -176,45 +179,57 @@ def _opened(root: Folder, folder: bytes) -> Folder:
 
 def _is_root(found: _Found, folder: bytes) -> bool:
     private = folder + os.fsencode(PRIVATE_NAME) + b"/"
-    return folder + os.fsencode(ROOT_MARKER_NAME) in found.names or private in found.folders
+    return ROOT_MARKER_NAME in found.names or private in found.folders
 
 
-def _take(found: _Found, entry: os.DirEntry[str], *, folder: bytes) -> None:
-    path = folder + os.fsencode(entry.name)
-    if not folder and entry.name == PRIVATE_NAME:
+def _take_files(found: _Found, entries: Iterator[os.DirEntry[str]], *, stop: threading.Event) -> None:
+    """Nearly all entries are files: the loop makes as little of each as can be."""
+    add_name, add_numbers, is_stopped = found.names.append, found.numbers.extend, stop.is_set
+    for entry in entries:
+        if is_stopped():
+            break
+        try:
+            stat = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # taken away since the directory was read
+        except OSError as exc:
+            path = found.lead + os.fsencode(entry.name)
+            found.unreadable.append(OddEntry(path=path, what=f"cannot be looked at: {exc.strerror}"))
+            continue
+        if stat_module.S_ISREG(stat.st_mode):
+            if entry.name != PRIVATE_NAME or found.lead:
+                add_name(entry.name)
+                add_numbers((stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns))
+        else:
+            _take_other(found, entry.name, mode=stat.st_mode)
+
+
+def _take_other(found: _Found, name: str, *, mode: int) -> None:
+    path = found.lead + os.fsencode(name)
+    if name == PRIVATE_NAME and not found.lead:
         return
-    try:
-        stat = entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return  # taken away since the directory was read
-    except OSError as exc:
-        found.unreadable.append(OddEntry(path=path, what=f"cannot be looked at: {exc.strerror}"))
-        return
-    if stat_module.S_ISREG(stat.st_mode):
-        found.names.append(path)
-        found.sizes.append(stat.st_size)
-        found.identities.append((stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns))
-    elif stat_module.S_ISDIR(stat.st_mode):
+    if stat_module.S_ISDIR(mode):
         found.folders.append(path + b"/")
-    elif stat_module.S_ISLNK(stat.st_mode):
+    elif stat_module.S_ISLNK(mode):
         found.odd.append(OddEntry(path=path, what="is a symbolic link: not followed"))
     else:
         found.odd.append(OddEntry(path=path, what="is no regular file"))
 
 
-def _columns(found: _Found) -> tuple[Texts, NDArray[np.bool_], list[OddEntry]]:
-    """The names that are text, which those are, and the others."""
-    is_text = np.ones(len(found.names), dtype=np.bool_)
+def _columns(found: _Found) -> tuple[Texts, NDArray[np.int64], list[OddEntry]]:
+    """The paths that are text, their four numbers, and the other files."""
+    numbers = np.frombuffer(found.numbers, dtype=np.int64).reshape(-1, 4)
     try:
-        return texts(found.names), is_text, []
-    except pa.ArrowInvalid:
-        is_text = np.array([_is_utf8(name) for name in found.names], dtype=np.bool_)
+        lead = found.lead.decode()
+        return pa.array([lead + name for name in found.names], pa.large_string()), numbers, []
+    except UnicodeError:  # also from Arrow, of surrogates
+        paths = [found.lead + os.fsencode(name) for name in found.names]
+    is_text = np.array([_is_utf8(path) for path in paths], dtype=np.bool_)
     nameless = [
-        OddEntry(path=name, what="has a name that is no UTF-8", size_bytes=size)
-        for name, size, fits in zip(found.names, found.sizes, is_text, strict=True)
-        if not fits
+        OddEntry(path=paths[at], what="has a name that is no UTF-8", size_bytes=int(numbers[at, 0]))
+        for at in np.flatnonzero(~is_text).tolist()
     ]
-    return texts([name for name, fits in zip(found.names, is_text, strict=True) if fits]), is_text, nameless
+    return texts([paths[at] for at in np.flatnonzero(is_text).tolist()]), numbers[is_text], nameless
 
 
 def _is_utf8(name: bytes) -> bool:
