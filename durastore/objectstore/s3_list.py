@@ -8,7 +8,6 @@ lists as an empty bucket), ends where a page marker lacks, and folds `a/` into `
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import unquote_plus
@@ -79,13 +78,13 @@ _PLAIN_ENTRY = re.compile(
 
 def parse_columns(body: bytes, prefix: str) -> ColumnPage:
     """Keys and sizes of the page in an answer's body. Raises as `parse_page`."""
-    plain = _PLAIN_ENTRY.findall(body)
-    rest = _PLAIN_ENTRY.sub(b"", body) if plain else body
-    if plain and b"<Contents" not in rest and b"<!" not in rest:
+    pieces = _PLAIN_ENTRY.split(body)  # what lies between, a key, a size, what lies between, ...
+    rest = b"".join(pieces[::3])
+    if len(pieces) > 1 and b"<Contents" not in rest and b"<!" not in rest:
         root, space, token = _parse_frame(rest, prefix)
         try:
-            keys = b"\n".join([key for key, _ in plain]).decode().split("\n")
-            return _column_page(keys, [size for _, size in plain], is_encoded=_is_encoded(root, space), token=token)
+            keys = b"\n".join(pieces[1::3]).decode().split("\n")
+            return _column_page(keys, list(map(int, pieces[2::3])), is_encoded=_is_encoded(root, space), token=token)
         except ValueError:
             pass  # a line break in a key, or no UTF-8: for the parser of XML to judge
     root, space, token = _parse_frame(body, prefix)
@@ -95,17 +94,17 @@ def parse_columns(body: bytes, prefix: str) -> ColumnPage:
     try:
         if not len(entries) == len(keys) == len(sizes):
             raise ValueError("an entry lacks something")
-        return _column_page(keys, sizes, is_encoded=_is_encoded(root, space), token=token)
+        return _column_page(keys, list(map(_size, sizes)), is_encoded=_is_encoded(root, space), token=token)
     except ValueError as exc:
         raise UnknownAnswer(f"list {prefix!r}: an entry lacks its key or size") from exc
 
 
-def _column_page(keys: list[str], sizes: Sequence[str | bytes], *, is_encoded: bool, token: str | None) -> ColumnPage:
+def _column_page(keys: list[str], sizes: list[int], *, is_encoded: bool, token: str | None) -> ColumnPage:
     if len(keys) != len(sizes):
         raise ValueError("not as many keys as sizes")
     if is_encoded:
         keys = [unquote_plus(key, errors="strict") if "%" in key or "+" in key else key for key in keys]
-    return ColumnPage(keys=keys, sizes=[int(z) if isinstance(z, bytes) else _size(z) for z in sizes], next_token=token)
+    return ColumnPage(keys=keys, sizes=sizes, next_token=token)
 
 
 def _is_encoded(root: ET.Element, space: str) -> bool:
