@@ -15,7 +15,10 @@ from durastore.fsio.identity import FileIdentity
 from durastore.fsio.publish import publish
 from durastore.model import Digest, WriterId
 
-__all__ = ["HashedEntry", "Ledger", "load_ledger", "save_ledger"]
+__all__ = ["LAST_SEGMENT", "HashedEntry", "Ledger", "load_ledger", "save_ledger"]
+
+LAST_SEGMENT = "last_segment"
+"""The fact that names the newest segment this folder saw published."""
 
 _MAX_BYTES = 8 << 30
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from durastore.adopt.inspect import find_fault
 from durastore.clock import Clock
@@ -22,9 +23,11 @@ from durastore.fsio.folder import Folder
 from durastore.fsio.paths import open_parent
 from durastore.fsio.relocate import relocate, relocate_shared
 from durastore.model import Digest
-from durastore.reclaim.foreign import ForeignPlace
 from durastore.spool.root import SpoolRoot
-from durastore.spool.spool import Spool
+
+if TYPE_CHECKING:  # imported where they are used: who only looks at a folder needs neither
+    from durastore.reclaim.foreign import ForeignPlace
+    from durastore.spool.spool import Spool
 
 __all__ = [
     "PRIVATE_NAME",
@@ -57,6 +60,8 @@ class FolderPlace:
 
     def foreign(self) -> ForeignPlace:
         """As the reclaimer takes it."""
+        from durastore.reclaim.foreign import ForeignPlace
+
         return ForeignPlace(
             folder=self.folder,
             going=self.going,
@@ -172,6 +177,8 @@ def opened_place(folder: Folder, *, clock: Clock, is_any_filesystem_allowed: boo
 
     `SpoolLocked` where another process is at work here; `RootMismatch`, `UnsupportedFilesystem` as `SpoolRoot.open`.
     """
+    from durastore.spool.spool import Spool
+
     with ExitStack() as stack:
         root = SpoolRoot.open(folder.path / PRIVATE_NAME, is_any_filesystem_allowed=is_any_filesystem_allowed)
         stack.callback(root.close)

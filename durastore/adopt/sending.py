@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from durastore.adopt.inspect import find_fault
+from durastore.adopt.ledger import LAST_SEGMENT
 from durastore.adopt.verbatim import EMPTY_RUN, HashedFile, as_listed, as_pack, as_row
 from durastore.clock import Clock
 from durastore.errors import (
@@ -31,7 +32,7 @@ from durastore.formats.segment import SegmentContent, render_segment
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import identify
 from durastore.fsio.lease import NotLeased, check_leased, leased
-from durastore.fsio.paths import open_parent
+from durastore.fsio.paths import open_local
 from durastore.manifest.segments import publish_segment
 from durastore.model import Digest, Evidence, ManifestRow, ObjectKey, SampleId
 from durastore.objectstore.port import ObjectReader, ObjectStore
@@ -43,10 +44,7 @@ from durastore.upload.engine import Uploader
 from durastore.upload.job import UploadJob, UploadReply
 from durastore.verify.remote import read_back
 
-LAST_SEGMENT = "last_segment"
-"""The fact that names the newest segment this folder saw published."""
-
-__all__ = ["LAST_SEGMENT", "RowPublisher", "SendReport", "Sender", "hash_local", "open_local"]
+__all__ = ["RowPublisher", "SendReport", "Sender", "hash_local"]
 
 _BATCH_FILES = 2_000
 _THREADS = 6
@@ -68,13 +66,6 @@ class SendReport:
 
     def paths(self) -> Iterator[str]:
         return (pack.name for pack in self.listed)
-
-
-def open_local(folder: Folder, path: str) -> int:
-    """A new read-only descriptor of a file below the held folder; links are refused. OSError, `SpoolUnreadable`."""
-    parent, name = open_parent(folder, path)
-    with closing(parent):
-        return parent.open_read(name)
 
 
 def hash_local(folder: Folder, path: SampleId) -> HashedFile:

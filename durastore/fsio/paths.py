@@ -1,13 +1,15 @@
 """From a held folder to a file deeper down, one held folder at a time: no link is followed on the way.
 
-Duty: `open_parent`. Must never resolve a path as a whole.
+Duty: `open_parent`, and `open_local` for a file. Must never resolve a path as a whole.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from durastore.fsio.folder import Folder
 
-__all__ = ["open_parent"]
+__all__ = ["open_local", "open_parent"]
 
 
 def open_parent(folder: Folder, path: str) -> tuple[Folder, str]:
@@ -26,3 +28,10 @@ def open_parent(folder: Folder, path: str) -> tuple[Folder, str]:
         at.close()
         raise
     return at, name
+
+
+def open_local(folder: Folder, path: str) -> int:
+    """A new read-only descriptor of a file below the held folder; links are refused. OSError, `SpoolUnreadable`."""
+    parent, name = open_parent(folder, path)
+    with closing(parent):
+        return parent.open_read(name)

@@ -103,7 +103,7 @@ def _send(
     session: Session, place: FolderPlace, *, plan: FolderPlan, publisher: RowPublisher, applied: Applied
 ) -> tuple[list[PackRecord], set[str]]:
     sender = Sender(
-        place.folder, session.objects, prefix=session.prefix, uploader=session.uploader, clock=session.clock
+        place.folder, session.objects, prefix=session.prefix, uploader=session.open_uploader(), clock=session.clock
     )
     report = sender.send(map(SampleId, plan.uploads), publisher=publisher, journal=place.spool.journal)
     applied.uploaded += len(report.listed)

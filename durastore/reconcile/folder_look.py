@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow.compute
 
 from durastore.adopt.inspect import DATA_SUFFIXES
-from durastore.adopt.ledger import Ledger, load_ledger
+from durastore.adopt.ledger import LAST_SEGMENT, Ledger, load_ledger
 from durastore.adopt.place import PRIVATE_NAME, refuse_spools
-from durastore.adopt.sending import LAST_SEGMENT
 from durastore.errors import InvalidSampleId, RootMismatch
 from durastore.formats.spool_root import ROOT_MARKER_NAME
 from durastore.fsio.folder import Folder

@@ -18,13 +18,12 @@ from itertools import groupby
 import xxhash
 
 from durastore.adopt.inspect import find_fault
-from durastore.adopt.sending import open_local
 from durastore.clock import Clock
 from durastore.errors import SpoolUnreadable
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity, identify
 from durastore.fsio.lease import NotLeased, check_leased, has_writer, leased, writers_among
-from durastore.fsio.paths import open_parent
+from durastore.fsio.paths import open_local, open_parent
 
 __all__ = ["FileLook", "RateLimit", "find_written", "hash_files", "look_into"]
 

@@ -20,14 +20,10 @@ from durastore.observe.events import Observer
 from durastore.reconcile.applied import Applied
 from durastore.reconcile.findings import FindingSet
 from durastore.reconcile.folder import plan_folder
-from durastore.reconcile.folder_apply import execute_folder, take_back
 from durastore.reconcile.folder_look import look_at_folder
 from durastore.reconcile.local import case_collisions, is_empty_folder
 from durastore.reconcile.report import ReconcileReport, folder_counts, spool_counts
 from durastore.reconcile.session import ReconcileRequest, Session, opened_session
-from durastore.reconcile.spool_run import execute_spools, look_at_root
-from durastore.reconcile.spools import plan_spools
-from durastore.spool.root import SpoolRoot
 
 __all__ = ["reconcile"]
 
@@ -62,6 +58,10 @@ def _refuse_overlap(request: ReconcileRequest) -> None:
 
 
 def _reconcile_root(session: Session) -> ReconcileReport:
+    from durastore.reconcile.spool_run import execute_spools, look_at_root  # half of all modules: not for a folder
+    from durastore.reconcile.spools import plan_spools
+    from durastore.spool.root import SpoolRoot
+
     request = session.request
     root = SpoolRoot.open(
         request.local, is_any_filesystem_allowed=request.options.is_any_filesystem_allowed or not request.is_applied
@@ -111,6 +111,8 @@ def _refuse_unmounted(folder: Folder) -> None:
 
 
 def _apply_folder(session: Session, place: FolderPlace) -> ReconcileReport:
+    from durastore.reconcile.folder_apply import execute_folder, take_back  # not for a look
+
     moved_back = take_back(place)
     facts, remote = look_at_folder(session, place.folder, is_hashing=True)
     plan = plan_folder(facts)

@@ -6,10 +6,12 @@ Duty: the composition of the lower layers for one run. Must never open a spool.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.config import StoreOptions
@@ -19,11 +21,12 @@ from durastore.objectstore.location import BucketUrl, S3Options, open_object_sto
 from durastore.objectstore.port import ObjectStore
 from durastore.objectstore.retrying import RetryingStore, RetryPolicy
 from durastore.observe.events import Observer, Silent
-from durastore.upload.engine import Uploader
 from durastore.upload.job import UploadLimits
-from durastore.upload.transports import choose_transport
 from durastore.verify.policy import ProofPolicy
-from durastore.verify.verifier import BucketIdentity, Verifier
+
+if TYPE_CHECKING:  # imported where they are used: a look without --apply neither sends nor proves
+    from durastore.upload.engine import Uploader
+    from durastore.verify.verifier import Verifier
 
 __all__ = ["ReconcileRequest", "Session", "opened_session"]
 
@@ -68,7 +71,8 @@ class Session:
     objects: ObjectStore
     prefix: str
     s3: S3Options
-    uploader: Uploader
+    open_uploader: Callable[[], Uploader]
+    """Opened at the first call, the same at every further one, closed with the session."""
     clock: Clock
     observer: Observer
     bare: ObjectStore
@@ -77,6 +81,8 @@ class Session:
 
     def verifier(self, store_id: str) -> Verifier:
         """A verifier for files of others: every copy is read back in full, whatever the endpoint attests."""
+        from durastore.verify.verifier import BucketIdentity, Verifier
+
         request = self.request
         policy = ProofPolicy(
             evidence_ttl_s=request.options.evidence_ttl_s,
@@ -119,16 +125,24 @@ def opened_session(
             stack.callback(bare.close)
         store = RetryingStore(bare, RetryPolicy(budget_s=30.0), clock=clock)
         store.check_bucket()
-        transport = choose_transport(bare, request.options.transport, s3=s3, max_requests=_LIMITS.max_requests)
         heard = observer if observer is not None else Silent()
-        uploader = Uploader(transport, limits=_LIMITS, policy=RetryPolicy(), clock=clock, observer=heard)
-        stack.callback(uploader.close, 2.0)
+
+        @cache
+        def open_uploader() -> Uploader:
+            from durastore.upload.engine import Uploader
+            from durastore.upload.transports import choose_transport
+
+            transport = choose_transport(bare, request.options.transport, s3=s3, max_requests=_LIMITS.max_requests)
+            uploader = Uploader(transport, limits=_LIMITS, policy=RetryPolicy(), clock=clock, observer=heard)
+            stack.callback(uploader.close, 2.0)
+            return uploader
+
         yield Session(
             request=request,
             objects=store,
             prefix=request.bucket.prefix,
             s3=s3,
-            uploader=uploader,
+            open_uploader=open_uploader,
             clock=clock,
             observer=heard,
             bare=bare,
