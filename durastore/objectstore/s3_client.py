@@ -56,9 +56,12 @@ class Connector:
             return closed.pop()
         except IndexError:
             pass
+        style, known = self.options.addressing_style, self.options.endpoint_url
+        if style == "auto" and known and self._needs_path(known):
+            style = "path"  # told by the option, without a client made to ask it: that takes longer than a request
         with self._lock.get():  # a session must not make two clients at once
-            client = self._open_client(session, self.options.addressing_style)
-            if self.options.addressing_style == "auto" and self.is_path_style(client):
+            client = self._open_client(session, style)
+            if style == "auto" and self.is_path_style(client):
                 client = self._open_client(session, "path")
         return client
 
@@ -95,8 +98,11 @@ class Connector:
         style = self.options.addressing_style
         if style != "auto":
             return style == "path"
+        return self._needs_path(str(client.meta.endpoint_url))
+
+    def _needs_path(self, endpoint_url: str) -> bool:
         # Only AWS can be relied on to resolve bucket.host; and a dotted bucket name breaks its wildcard certificate.
-        host = urlsplit(str(client.meta.endpoint_url)).hostname or ""
+        host = urlsplit(endpoint_url).hostname or ""
         return "." in self.bucket or not host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
     def _open_session(self) -> _Session:

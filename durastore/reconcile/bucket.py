@@ -21,7 +21,7 @@ from durastore.manifest.view import ResolvedView, fetch_partial_view
 from durastore.model import ObjectKey
 from durastore.objectstore.columns import list_columns
 from durastore.objectstore.port import ObjectLister, ObjectReader, ObjectStore
-from durastore.reconcile.columns import KeyTable, Mask, Rows, TextBuilder, chosen, hashes_of
+from durastore.reconcile.columns import NONE, KeyTable, Mask, Rows, TextBuilder, chosen, hashes_of
 from durastore.reconcile.local import Texts, texts
 
 __all__ = ["FileRows", "ManifestFacts", "load_keys", "load_manifest"]
@@ -146,19 +146,30 @@ def _objects(tables: list[pa.Table], masks: Sequence[Mask]) -> KeyTable:
         table = tables.pop(0)
         rows = np.flatnonzero(mask)
         encoded: Any = table.column("key").combine_chunks()
-        codes, first = np.unique(encoded.indices.to_numpy(zero_copy_only=False)[rows], return_index=True)
         distinct = encoded.dictionary
+        codes, first = _firsts(encoded.indices.to_numpy(zero_copy_only=False)[rows], below=len(distinct))
         if len(codes) < len(distinct):
             distinct = distinct.take(pa.array(codes))
         keys.add(distinct.cast(pa.large_binary()).to_pylist())
         sizes.append(table.column("object_size").to_numpy()[rows[first]].astype(np.int64))
     joined, all_sizes = keys.finish(), np.concatenate(sizes)
     hashes = hashes_of(joined)
-    if len(np.unique(hashes)) == len(hashes):
+    hashes.sort()
+    if not (hashes[1:] == hashes[:-1]).any():
         return KeyTable(keys=joined, sizes=all_sizes)
     codes = joined.dictionary_encode().indices.to_numpy(zero_copy_only=False)
-    first = np.unique(codes, return_index=True)[1].astype(np.int64)
+    _, first = _firsts(codes, below=len(codes))
     return KeyTable(keys=chosen(joined, first), sizes=all_sizes[first])
+
+
+def _firsts(codes: Any, *, below: int) -> tuple[Rows, Rows]:
+    """The codes there are, ascending, and the row of the first of each. (`np.unique` sorts them, and on its first call
+    imports masked arrays.)
+    """
+    at = np.full(below, NONE, dtype=np.int64)
+    at[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)  # of equal ones the last that is written stays: the first row
+    found = np.flatnonzero(at != NONE)
+    return found, at[found]
 
 
 def _dead(tables: Sequence[pa.Table], masks: Sequence[Mask]) -> Texts:
