@@ -6,7 +6,8 @@ one that asks second would be told that its own are in the bucket.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +37,8 @@ class HashingRule:
     is_complete: bool
     """Those of which nothing is on record."""
     limit: RateLimit
+    heed: Callable[[], None] = lambda: None
+    """Asked at every file; raises where hashing on is in vain."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,15 +104,17 @@ def _hash_rest(
     folder: Folder, paths: Sequence[str], *, digests: list[str], rule: HashingRule, result: Contents
 ) -> None:
     missing = [number for number, digest in enumerate(digests) if not digest]
-    looks = hash_files(folder, [paths[number] for number in missing], limit=rule.limit, is_leased=True)
-    for number, look in zip(missing, looks, strict=True):
-        if look.is_busy:
-            result.busy.add(look.path)
-        elif look.digest is None:
-            result.unreadable[look.path] = look.unreadable or "was not read"
-        elif look.identity is None:
-            result.unreadable[look.path] = "changes while it is read"
-        else:
-            digests[number] = look.digest.hex()
-            entry = HashedEntry(path=look.path, identity=look.identity, digest=Digest(look.digest.hex()))
-            result.hashed.append(entry)
+    hashing = hash_files(folder, [paths[number] for number in missing], limit=rule.limit, is_leased=True)
+    with closing(hashing) as looks:
+        for number, look in zip(missing, looks, strict=True):
+            rule.heed()
+            if look.is_busy:
+                result.busy.add(look.path)
+            elif look.digest is None:
+                result.unreadable[look.path] = look.unreadable or "was not read"
+            elif look.identity is None:
+                result.unreadable[look.path] = "changes while it is read"
+            else:
+                digests[number] = look.digest.hex()
+                entry = HashedEntry(path=look.path, identity=look.identity, digest=Digest(look.digest.hex()))
+                result.hashed.append(entry)

@@ -7,7 +7,8 @@ all). Changes nothing anywhere.
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +23,19 @@ from durastore.formats.spool_root import ROOT_MARKER_NAME
 from durastore.fsio.folder import Folder
 from durastore.model import SampleId
 from durastore.reconcile.columns import Mask, chosen, names_of
-from durastore.reconcile.contents import HashingRule, compare_contents
+from durastore.reconcile.contents import Contents, HashingRule, compare_contents
 from durastore.reconcile.folder import FolderFacts
 from durastore.reconcile.hashing import RateLimit, look_into
 from durastore.reconcile.local import LocalInventory, OddEntry, Texts, load_local, texts
-from durastore.reconcile.remote import KnownKeys, RemoteLook, check_store_id, look_at_bucket
+from durastore.reconcile.remote import (
+    KnownKeys,
+    ManifestLook,
+    RemoteLook,
+    check_known_id,
+    check_store_id,
+    look_at_bucket,
+    look_at_manifest,
+)
 from durastore.reconcile.session import Session
 from durastore.reconcile.strangers import is_own_in_spool, strangers_in
 from durastore.spool.look import SpoolLook, look_at_spool
@@ -43,10 +52,12 @@ STORE_ID = "store_id"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """The three sides as they were read."""
+    """The local side as it was read, and held against the rows of files."""
 
     local: LocalInventory
-    remote: RemoteLook
+    is_data: Mask
+    misnamed: tuple[OddEntry, ...]
+    contents: Contents
     private: SpoolLook | None
 
 
@@ -55,24 +66,40 @@ def look_at_folder(session: Session, folder: Folder, *, is_hashing: bool = False
     hashed. `RootMismatch` where the folder is not what it was, or looks unmounted;
     `InventoryIncomplete` where the bucket is another one; network errors pass. Safe to repeat.
     """
-    request = session.request
+    request, store, prefix, clock = session.request, session.objects, session.prefix, session.clock
     private = private_look(folder, is_any_filesystem_allowed=request.options.is_any_filesystem_allowed)
-    with ThreadPoolExecutor(1, "durastore-local") as pool:
+    known, store_id = _known(private), private.facts.get(STORE_ID) if private is not None else None
+    with ThreadPoolExecutor(2, "durastore-look") as pool:
         walking = pool.submit(load_local, folder)
-        remote = look_at_bucket(session.objects, session.prefix, known=_known(private), clock=session.clock)
+        first = look_at_manifest(store, prefix, known=known, clock=clock)
+        listing = pool.submit(look_at_bucket, store, prefix, known=known, clock=clock, first=first)
         local = walking.result()
-    refuse_spools(local.spools, folder=folder.path)
-    if local.is_empty and private is None:
-        held = len(remote.manifest.files.paths)
-        had = f", and the manifest has {held} files" if held else ""
-        raise RootMismatch(
-            f"{folder.path} is empty and was never reconciled{had}: no disk is mounted, or another one",
-            hint="mount the right one; nothing was changed",
-        )
-    known = private.facts.get(STORE_ID) if private is not None else None
-    check_store_id(remote, known, what=str(folder.path))
-    seen = _Seen(local=local, remote=remote, private=private)
-    return _facts(session, folder, seen=seen, is_hashing=is_hashing), remote
+        refuse_spools(local.spools, folder=folder.path)
+        if local.is_empty and private is None:
+            raise _unmounted(folder, first)
+        if first.store_id is None:  # a new prefix, or the wrong one: nothing is hashed before that is known
+            check_store_id(listing.result(), store_id, what=str(folder.path))
+        else:
+            check_known_id(first.store_id, store_id, what=str(folder.path))
+        # hashing may take hours: it runs beside the listing, and ends with it where that fails
+        rule = _rule(session, is_hashing=is_hashing, heed=lambda: _raise_early(listing))
+        seen = _compared(folder, local, first=first, private=private, rule=rule)
+        remote = listing.result()
+    return _facts(session, folder, seen=seen, remote=remote), remote
+
+
+def _raise_early(listing: Future[RemoteLook]) -> None:
+    if listing.done():
+        listing.result()
+
+
+def _unmounted(folder: Folder, first: ManifestLook) -> RootMismatch:
+    held = len(first.manifest.files.paths)
+    had = f", and the manifest has {held} files" if held else ""
+    return RootMismatch(
+        f"{folder.path} is empty and was never reconciled{had}: no disk is mounted, or another one",
+        hint="mount the right one; nothing was changed",
+    )
 
 
 def _known(private: SpoolLook | None) -> KnownKeys:
@@ -92,25 +119,22 @@ def private_look(folder: Folder, *, is_any_filesystem_allowed: bool) -> SpoolLoo
         root.close()
 
 
-def _facts(session: Session, folder: Folder, *, seen: _Seen, is_hashing: bool) -> FolderFacts:
-    request, local, remote, private = session.request, seen.local, seen.remote, seen.private
+def _compared(
+    folder: Folder, local: LocalInventory, *, first: ManifestLook, private: SpoolLook | None, rule: HashingRule
+) -> _Seen:
     is_data = _data_mask(local.paths)
     faults = _name_faults(local.paths, is_data)
     misnamed = tuple(
         OddEntry(path=path.encode(), what=why, size_bytes=int(local.sizes[at])) for at, (path, why) in faults.items()
     )
     is_data[list(faults)] = False
-    files = remote.manifest.files
-    contents = compare_contents(
-        folder,
-        local,
-        files=files,
-        is_data=is_data,
-        known=(
-            _load_ledger(folder) if private is not None else Ledger(marks=[], digests=[]),
-            _rule(session, is_hashing=is_hashing),
-        ),
-    )
+    ledger = _load_ledger(folder) if private is not None else Ledger(marks=[], digests=[])
+    contents = compare_contents(folder, local, files=first.manifest.files, is_data=is_data, known=(ledger, rule))
+    return _Seen(local=local, is_data=is_data, misnamed=misnamed, contents=contents, private=private)
+
+
+def _facts(session: Session, folder: Folder, *, seen: _Seen, remote: RemoteLook) -> FolderFacts:
+    request, local, contents = session.request, seen.local, seen.contents
     split = contents.split
     candidates = names_of(chosen(local.paths, split.divergent | split.only_local))
     looks = list(look_into(folder, candidates))
@@ -119,8 +143,8 @@ def _facts(session: Session, folder: Folder, *, seen: _Seen, is_hashing: bool) -
     return FolderFacts(
         prefix=session.prefix,
         local=local,
-        is_data=is_data,
-        misnamed=misnamed,
+        is_data=seen.is_data,
+        misnamed=seen.misnamed,
         strangers=strangers,
         split=split,
         unhashed=contents.unhashed,
@@ -134,15 +158,15 @@ def _facts(session: Session, folder: Folder, *, seen: _Seen, is_hashing: bool) -
         oddities={look.path: look.oddity for look in looks if look.oddity is not None},
         busy=frozenset(look.path for look in looks if look.is_busy) | contents.busy,
         unreadable=contents.unreadable | {look.path: look.unreadable for look in looks if look.unreadable is not None},
-        quarantined=_quarantined(private),
+        quarantined=_quarantined(seen.private),
         going=going,
         is_burying=request.is_burying,
     )
 
 
-def _rule(session: Session, *, is_hashing: bool) -> HashingRule:
+def _rule(session: Session, *, is_hashing: bool, heed: Callable[[], None]) -> HashingRule:
     limit = RateLimit(session.request.hash_bytes_per_s, clock=session.clock)
-    return HashingRule(is_deep=session.request.is_deep, is_complete=is_hashing, limit=limit)
+    return HashingRule(is_deep=session.request.is_deep, is_complete=is_hashing, limit=limit, heed=heed)
 
 
 def _private_entries(folder: Folder) -> tuple[tuple[OddEntry, ...], tuple[OddEntry, ...]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -79,9 +79,10 @@ def look_into(folder: Folder, paths: Iterable[str]) -> Iterator[FileLook]:
 
 def hash_files(
     folder: Folder, paths: Iterable[str], *, limit: RateLimit, is_leased: bool = False
-) -> Iterator[FileLook]:
-    """The digest of each file. In the order given. `is_leased`: only under a lease, which says that nobody has the file
-    open or mapped for writing; a page that is dirty already is written without a new time. Else it `is_busy`.
+) -> Generator[FileLook]:
+    """The digest of each file. In the order given; closed early, it hashes no more than was begun. `is_leased`: only
+    under a lease, which says that nobody has the file open or mapped for writing; a page that is dirty already is
+    written without a new time. Else it `is_busy`.
     """
     return _in_parallel(partial(_hash, folder, limit=limit, is_leased=is_leased), paths)
 
@@ -110,7 +111,7 @@ def _written(folder: Folder, group: tuple[str, list[str]]) -> list[str]:
         return [lead + name for name in writers_among(parent, [path[len(lead) :] for path in paths])]
 
 
-def _in_parallel(look: partial[FileLook], paths: Iterable[str]) -> Iterator[FileLook]:
+def _in_parallel(look: partial[FileLook], paths: Iterable[str]) -> Generator[FileLook]:
     with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="durastore-read") as pool:
         yield from pool.map(look, paths)
 

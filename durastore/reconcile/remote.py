@@ -25,7 +25,15 @@ from durastore.reconcile.compare import BucketComparison, compare_bucket
 from durastore.reconcile.local import Texts, texts
 from durastore.reconcile.missing import MissingKeys, look_for
 
-__all__ = ["KnownKeys", "RemoteLook", "check_store_id", "look_at_bucket"]
+__all__ = [
+    "KnownKeys",
+    "ManifestLook",
+    "RemoteLook",
+    "check_known_id",
+    "check_store_id",
+    "look_at_bucket",
+    "look_at_manifest",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,27 +69,40 @@ class KnownKeys:
     """Segments that were seen published with rows of packs whose files went since, and the keys of those packs."""
 
 
-def look_at_bucket(store: ObjectStore, prefix: str, *, known: KnownKeys, clock: Clock) -> RemoteLook:
-    """Look at everything below `prefix`. What journals here know of (`known`) is looked for as well as what rows
-    name. Network errors pass. Safe to repeat.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestLook:
+    """The first part of a look: marker and manifest."""
+
+    store_id: str | None
+    manifest: ManifestFacts
+    fault: str | None
+    """Why the bucket need not be listed: its listing cannot be whole."""
+
+
+def look_at_manifest(store: ObjectStore, prefix: str, *, known: KnownKeys, clock: Clock) -> ManifestLook:
+    """Marker, then manifest. Network errors pass. Safe to repeat."""
     marker = fetch_marker(store, prefix)
     manifest = load_manifest(store, prefix, files_below=file_listing_prefix(prefix))
     manifest, fault = _with_known(store, manifest, known=known, clock=clock)
+    return ManifestLook(store_id=marker.store_id if marker is not None else None, manifest=manifest, fault=fault)
+
+
+def look_at_bucket(
+    store: ObjectStore, prefix: str, *, known: KnownKeys, clock: Clock, first: ManifestLook | None = None
+) -> RemoteLook:
+    """Look at everything below `prefix`. What journals here know of (`known`) is looked for as well as what rows
+    name. `first`: where marker and manifest were looked at already. Network errors pass. Safe to repeat.
+    """
+    first = first if first is not None else look_at_manifest(store, prefix, known=known, clock=clock)
+    manifest, fault = first.manifest, first.fault
     listed, fault = _list_objects(store, prefix) if fault is None else (None, fault)
     if listed is None:
-        return RemoteLook(
-            store_id=marker.store_id if marker is not None else None,
-            manifest=manifest,
-            bucket=None,
-            fault=fault,
-            missing=MissingKeys(),
-        )
+        return RemoteLook(store_id=first.store_id, manifest=manifest, bucket=None, fault=fault, missing=MissingKeys())
     bucket = compare_bucket(listed, manifest, prefix=prefix, held=_held(known, manifest))
     unlisted = chosen(known.sent, positions(known.sent, listed.keys) == NONE)
     asked = [ObjectKey(key) for key in sorted({*names_of(bucket.unlisted.keys), *names_of(unlisted)})]
     return RemoteLook(
-        store_id=marker.store_id if marker is not None else None,
+        store_id=first.store_id,
         manifest=manifest,
         bucket=bucket,
         fault=None,
@@ -142,11 +163,16 @@ def check_store_id(look: RemoteLook, known: str | None, *, what: str) -> None:
             "the prefix holds objects of durastore and no marker: it was re-created, or only partly copied",
             hint="check bucket and prefix; nothing was changed",
         )
-    if known is None or known == look.store_id:
-        return
-    if look.store_id is None:
+    if look.store_id is not None:
+        check_known_id(look.store_id, known, what=what)
+    elif known is not None:
         raise StoreMissing(f"there is no durastore, and {what} was filled for one", hint="check bucket and prefix")
-    raise InventoryIncomplete(
-        f"{what} belongs to another durastore than the one at this prefix",
-        hint="check --local and --bucket; where the bucket was re-created, opening the spool sends everything again",
-    )
+
+
+def check_known_id(store_id: str, known: str | None, *, what: str) -> None:
+    """`InventoryIncomplete` where `what` was filled for another durastore than `store_id`."""
+    if known is not None and known != store_id:
+        raise InventoryIncomplete(
+            f"{what} belongs to another durastore than the one at this prefix",
+            hint="check --local and --bucket; where the bucket was made anew, opening the spool sends everything again",
+        )
