@@ -9,22 +9,36 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from durastore.adopt.ledger import HashedEntry, Ledger
 from durastore.fsio.folder import Folder
 from durastore.model import Digest
 from durastore.reconcile.bucket import FileRows
-from durastore.reconcile.columns import NONE, Mask, Rows, TextBuilder, chosen, joined, names_of, positions
+from durastore.reconcile.columns import (
+    NONE,
+    Mask,
+    Rows,
+    TextBuilder,
+    chosen,
+    hex_of,
+    joined,
+    names_of,
+    pairs,
+    positions,
+    with_texts,
+)
 from durastore.reconcile.folder import LocalSplit, split_local
 from durastore.reconcile.hashing import RateLimit, find_written, hash_files
 from durastore.reconcile.local import LocalInventory, Texts
 
 __all__ = ["Contents", "HashingRule", "compare_contents"]
 
-
+_compute: Any = pyarrow.compute
 _CHUNK_FILES = 16_384
 
 
@@ -58,26 +72,39 @@ def compare_contents(
 ) -> Contents:
     """Join by path, size and digest. `known`: what is on record, and what may be hashed beyond it."""
     ledger, rule = known
-    by_size = split_local(local, files, is_data=is_data, digests=None).agreeing
-    at = np.flatnonzero(by_size)
+    by_size = split_local(local, files, is_data=is_data)
+    at = np.flatnonzero(by_size.agreeing)
     digests = _recorded(local, ledger, at=at) if not rule.is_deep else [""] * len(at)
-    result = Contents(split=LocalSplit.of_none(len(local.paths)), unhashed=np.zeros(len(local.paths), dtype=np.bool_))
+    result = Contents(split=by_size, unhashed=np.zeros(len(local.paths), dtype=np.bool_))
     if rule.is_deep or rule.is_complete:
         _hash_rest(folder, names_of(chosen(local.paths, at)), digests=digests, rule=rule, result=result)
-    column = [""] * len(local.paths)
-    for row, digest in zip(at.tolist(), digests, strict=True):
-        column[row] = digest
-    is_unknown = np.array([not digest for digest in digests], dtype=np.bool_)
-    result.unhashed[at[is_unknown]] = True
-    split = split_local(local, files, is_data=is_data, digests=pa.array(column, pa.large_string()))
-    result.split = LocalSplit(
-        agreeing=split.agreeing,
-        divergent=split.divergent & ~result.unhashed,
-        only_local=split.only_local & ~result.unhashed,
-        rows=split.rows,
-    )
-    result.busy |= _written(folder, local, at=np.flatnonzero(split.agreeing))
+    result.unhashed[at[np.array([not digest for digest in digests], dtype=np.bool_)]] = True
+    result.split = _with_digests(by_size, local, files, at=at, digests=pa.array(digests, pa.large_string()))
+    result.split.divergent[result.unhashed] = False  # another content, or not: nobody looked
+    result.busy |= _written(folder, local, at=np.flatnonzero(result.split.agreeing))
     return result
+
+
+def _with_digests(
+    by_size: LocalSplit, local: LocalInventory, files: FileRows, *, at: Rows, digests: Texts
+) -> LocalSplit:
+    """The files at these positions by content too. Nearly all have that of the first row of their path and size; a
+    join with all rows of equal path and size is made for the others only.
+    """
+    rows = by_size.rows.copy()
+    listed = hex_of(chosen(files.digests, rows[at]))
+    is_same = _compute.equal(digests, listed).to_numpy(zero_copy_only=False)
+    others = at[~is_same]
+    if len(others):
+        wanted = with_texts(pairs(chosen(local.paths, others), local.sizes[others]), chosen(digests, ~is_same))
+        rows[others] = positions(wanted, with_texts(pairs(files.paths, files.sizes), hex_of(files.digests)))
+    agreeing = rows != NONE
+    return LocalSplit(
+        agreeing=agreeing,
+        divergent=by_size.divergent | (by_size.agreeing & ~agreeing),
+        only_local=by_size.only_local,
+        rows=rows,
+    )
 
 
 def _written(folder: Folder, local: LocalInventory, *, at: Rows) -> set[str]:

@@ -23,11 +23,9 @@ from durastore.reconcile.columns import (
     Mask,
     Rows,
     chosen,
-    hex_of,
     names_of,
     pairs,
     positions,
-    with_texts,
 )
 from durastore.reconcile.compare import BucketComparison
 from durastore.reconcile.findings import Action, FindingKind, FindingSet, Side
@@ -54,25 +52,17 @@ class LocalSplit:
     rows: Rows
     """Of agreeing files: their row among the rows of files; else `NONE`."""
 
-    @classmethod
-    def of_none(cls, count: int) -> LocalSplit:
-        """Before anything was compared."""
-        none = np.zeros(count, dtype=np.bool_)
-        return cls(agreeing=none, divergent=none, only_local=none, rows=np.full(count, NONE, dtype=np.int64))
 
-
-def split_local(local: LocalInventory, files: FileRows, *, is_data: Mask, digests: Texts | None) -> LocalSplit:
-    """Join paths and sizes (and `digests`, where the local files were hashed: hex) with the rows of files."""
-    wanted, known = pairs(local.paths, local.sizes), pairs(files.paths, files.sizes)
-    if digests is not None:
-        wanted = with_texts(wanted, digests)
-        known = with_texts(known, hex_of(files.digests))
-    rows = np.where(is_data, positions(wanted, known), NONE)
+def split_local(local: LocalInventory, files: FileRows, *, is_data: Mask) -> LocalSplit:
+    """Join paths and sizes with the rows of files. Content is not compared here."""
+    rows = np.where(is_data, positions(pairs(local.paths, local.sizes), pairs(files.paths, files.sizes)), NONE)
     agreeing = rows != NONE
-    is_named = positions(local.paths, files.paths) != NONE
+    others = np.flatnonzero(is_data & ~agreeing)
+    is_named = np.zeros(len(local.paths), dtype=np.bool_)
+    is_named[others] = positions(chosen(local.paths, others), files.paths) != NONE
     return LocalSplit(
         agreeing=agreeing,
-        divergent=is_data & ~agreeing & is_named,
+        divergent=is_named,
         only_local=is_data & ~agreeing & ~is_named,
         rows=rows,
     )

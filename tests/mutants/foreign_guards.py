@@ -76,8 +76,8 @@ FOREIGN: tuple[Mutant, ...] = (
         "name-and-size-for-content",
         "by digest, never by name and size",
         file="durastore/reconcile/contents.py",
-        before="    split = split_local(local, files, is_data=is_data, digests=pa.array(column, pa.large_string()))\n",
-        after="    split = split_local(local, files, is_data=is_data, digests=None)\n",
+        before="    is_same = _compute.equal(digests, listed).to_numpy(zero_copy_only=False)\n",
+        after="    is_same = np.ones(len(at), dtype=np.bool_)\n",
     ),
     _folder(
         "contradicted-listing-planned-on",
