@@ -1,7 +1,8 @@
 """Inventories at size: a million rows against a million objects, and a folder of 100,000 files beside `rclone check`.
 
 The million comes from the strict server, which makes keys as they are asked for; its own time is in the wall time. The
-folder is compared on SeaweedFS, both tools as whole processes on a warm cache, client CPU only.
+folder is compared on SeaweedFS, all tools as whole processes on a warm cache, client CPU only: with `rclone check` of the
+same files under a key a path, and of the very objects that reconcile lists, whose keys have two folders a file.
 """
 
 from __future__ import annotations
@@ -203,45 +204,41 @@ def inventory_lines(*, count: int, turns: int, work: Path) -> Iterator[Line]:
         hashed = run_process(_durastore([*where, "--apply", "--json"]), environment)  # as every folder was, once
         if hashed.code:
             raise AssertionError(f"reconcile --apply ended with {hashed.code}")
+        flat = ["check", str(data), f"{remote}{plain}", "--exclude", "/.durastore/**", "--fast-list"]
+        same = ["check", str(stage), f"{remote}{bucket}/{_PREFIX}", "--exclude", "/manifest/**", "--fast-list"]
+        same += ["--exclude", "/durastore.json"]
         for name, ours, theirs, wall, cpu in (
             ("by size", [], ["--size-only"], "<= 0.8", "<= 0.5"),
             ("by content", ["--deep"], [], "<= 1.0", "<= 1.0"),
         ):
-            check = [
-                *rclone,
-                "check",
-                str(data),
-                f"{remote}{plain}",
-                "--exclude",
-                "/.durastore/**",
-                "--fast-list",
-                *theirs,
-            ]
-            mine, others = _in_turns(_durastore([*where, *ours, "--json"]), check, environment, turns=turns)
-            what = f"inventory of {count:,} files, {name}"
-            for unit, goal, value in (("s", wall, "wall_s"), ("CPU-s", cpu, "cpu_s")):
-                yield Line(
-                    name=what,
-                    durastore=statistics.median(getattr(each, value) for each in mine),
-                    peer=statistics.median(getattr(each, value) for each in others),
-                    peer_name="rclone check",
-                    unit=unit,
-                    goal=goal,
-                )
+            sides = {
+                "": _durastore([*where, *ours, "--json"]),
+                "rclone check, a key a path": [*rclone, *flat, *theirs],
+                "rclone check, the same keys": [*rclone, *same, *theirs],
+            }
+            mine, *peers = _in_turns(list(sides.values()), environment, turns=turns).items()
+            for peer_name, (_, others) in zip(list(sides)[1:], peers, strict=True):
+                for unit, goal, value in (("s", wall, "wall_s"), ("CPU-s", cpu, "cpu_s")):
+                    yield Line(
+                        name=f"inventory of {count:,} files, {name}",
+                        durastore=statistics.median(getattr(each, value) for each in mine[1]),
+                        peer=statistics.median(getattr(each, value) for each in others),
+                        peer_name=peer_name,
+                        unit=unit,
+                        goal=goal,
+                    )
 
 
-def _in_turns(
-    ours: Sequence[str], theirs: Sequence[str], environment: dict[str, str], *, turns: int
-) -> tuple[list[Ended], list[Ended]]:
-    """Each side's runs, after one that does not count. Who begins changes from turn to turn."""
-    found: tuple[list[Ended], list[Ended]] = ([], [])
+def _in_turns(commands: Sequence[Sequence[str]], environment: dict[str, str], *, turns: int) -> dict[int, list[Ended]]:
+    """Each command's runs, after one that does not count. Who begins changes from turn to turn."""
+    found: dict[int, list[Ended]] = {side: [] for side in range(len(commands))}
     for turn in range(turns + 1):
-        order = ((0, ours), (1, theirs)) if turn % 2 else ((1, theirs), (0, ours))
-        for side, command in order:
-            ended = run_process(command, environment)
+        at = turn % len(commands)
+        for side in [*range(at, len(commands)), *range(at)]:
+            ended = run_process(commands[side], environment)
             if ended.code:
-                raise AssertionError(f"a tool found a difference where there is none: {ended.code} of {command[0]}")
-            LOGGER.info("%s: %.2f s, %.2f CPU-s, %.0f MB", command[0], ended.wall_s, ended.cpu_s, ended.peak_mb)
+                raise AssertionError(f"a difference where there is none: {ended.code} of {commands[side][:4]}")
+            LOGGER.info("%d: %.2f s, %.2f CPU-s, %.0f MB", side, ended.wall_s, ended.cpu_s, ended.peak_mb)
             if turn:
                 found[side].append(ended)
     return found
