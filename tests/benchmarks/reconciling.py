@@ -1,8 +1,8 @@
 """Inventories at size: a million rows against a million objects, and a folder of 100,000 files beside `rclone check`.
 
 The million comes from the strict server, which makes keys as they are asked for; its own time is in the wall time. The
-folder is compared on SeaweedFS, all tools as whole processes on a warm cache, client CPU only: with `rclone check` of the
-same files under a key a path, and of the very objects that reconcile lists, whose keys have two folders a file.
+folder is compared on SeaweedFS, all tools as whole processes on a warm cache, client CPU only: with `rclone check` of
+the same files under a key a path, and of the very objects that reconcile lists, whose keys have two folders a file.
 """
 
 from __future__ import annotations
