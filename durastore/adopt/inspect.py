@@ -26,7 +26,7 @@ _MAX_HEADER_BYTES = 100 << 20
 _PICKLE = b"\x80"
 _NPY = b"\x93NUMPY"
 _ZIP_MEMBER = b"PK\x03\x04"
-_ZIPS = frozenset({".pt", ".pth", ".npz"})
+_ZIPS = frozenset({".ckpt", ".pt", ".pth", ".npz"})
 DATA_SUFFIXES = frozenset({".safetensors", ".npy"}) | _ZIPS
 """Formats whose wholeness can be told. Files of others are never sent and never moved."""
 

@@ -44,6 +44,8 @@ class ReconcileRequest:
     """Proven files leave the folder, proven packs the spools. Means nothing without `is_applied`."""
     is_burying: bool = False
     """Rows whose pack is gone are taken out, for good. Without it they are findings."""
+    is_adopting: bool = False
+    """Only the folder's own files are sent: nothing is set aside, and nothing mended that they do not need."""
     settle_s: float | None = None
     """Seconds between upload and reclaim: 60 for files that durastore did not write, the option's for packs."""
     hash_bytes_per_s: int = 0
