@@ -29,7 +29,8 @@ _MAX_INFLATED_BYTES = 64 << 30
 _BLOCK_BYTES = 16 << 20
 _SAFE_TORCH = (2, 6)
 """Before it, `weights_only` could be made to run code all the same (CVE-2025-32434)."""
-_WANTED = re.compile(r"(?:GLOBAL|global:?) +([\w.]+)")
+_ZIP = b"PK"
+_WANTED = re.compile(r"GLOBAL (\S+) (?:was not|whose)")
 
 
 def is_foreign(path: str) -> bool:
@@ -104,7 +105,8 @@ def _parse_torch(data: bytes) -> ForeignContents:
                 is_damage=False,
             ) from exc
         said = " ".join(f"{type(exc).__name__}: {exc}".split())
-        raise Unparsed(f"torch cannot read it: {said[:160]}", is_damage=True) from exc
+        is_whole = data.startswith(_ZIP)  # its members have been looked at: what torch does not take is no damage
+        raise Unparsed(f"torch cannot read it: {said[:160]}", is_damage=not is_whole) from exc
     return contents_of(value, reader=_TorchTensors())
 
 
@@ -123,7 +125,7 @@ def _torch() -> Any:
 
 def _check_members(data: bytes) -> None:
     """torch takes a zip archive's members as they are; their CRC-32 says whether they are what was written."""
-    if not data.startswith(b"PK"):
+    if not data.startswith(_ZIP):
         return  # what torch wrote before its zip format
     try:
         with zipfile.ZipFile(BytesIO(data)) as archive:
