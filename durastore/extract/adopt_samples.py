@@ -21,9 +21,8 @@ from durastore.adopt.foreign_formats.contents import Unparsed
 from durastore.adopt.foreign_formats.layouts import ForeignSample, recognise
 from durastore.adopt.loading import LoadedFile, Unloaded, load_foreign
 from durastore.adopt.place import check_folder, hold_folder, refuse_spools
-from durastore.config import resolve_options
 from durastore.errors import ConfigError, DurastoreError, InvalidInput, RootMismatch
-from durastore.extract.adopt_dry_run import DryRun, fetch_held
+from durastore.extract.adopt_dry_run import DryRun, fetch_held, plain_options
 from durastore.extract.adopt_match import Candidate, IdRule, Key, match_alone, match_input
 from durastore.extract.adopt_report import SampleAdoptionReport
 from durastore.extract.conversion import ConvertedSample, Mismatch, RunShape, convert
@@ -95,7 +94,7 @@ def adopt_samples(request: SampleAdoptionRequest) -> SampleAdoptionReport:
     `ConfigError`, `InvalidInput`, `RunMismatch`, `RootMismatch` and `StoreMissing` come before anything is written.
     After that it always reports. Safe to repeat: the same call goes on where this one ended, or was killed.
     """
-    resolve_options(dict(request.options))
+    plain_options(request.options)
     run_file = load_run_file(request.run_file)
     shape = RunShape.of(run_file.run)
     with hold_folder(request.folder) as folder:

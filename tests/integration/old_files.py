@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,6 @@ def save_rows_pt(folder: Path, number: int, states: torch.Tensor, **keys: Any) -
 def make_run_file(path: Path, model: Path, **words: Any) -> Path:
     """The run of `extract_lab.Job`, in the words of `durastore extract`."""
     values = {"model": str(model), "layers": "1,3,last", **words}
-    lines = [
-        f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for name, value in values.items()
-    ]
-    path.write_text("[extract]\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    lines = [f"{name} = {json.dumps(value)}\n" for name, value in values.items()]
+    path.write_text("[extract]\n" + "".join(lines), encoding="utf-8")
     return path

@@ -122,7 +122,7 @@ def test_a_pickle_that_wants_more_is_refused_by_the_name_of_what_it_wants(capsys
         for is_zip in (True, False):
             fault = refused(saved({"hidden_states": torch.ones(3), "more": value}, is_zip=is_zip), "x.pt")
             assert not fault.is_damage
-            assert wanted.rpartition(".")[2] in str(fault)
+            assert f"{wanted}, which is more than tensors" in str(fault)
     assert capsys.readouterr().out == ""
 
 
