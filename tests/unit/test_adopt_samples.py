@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 
 from durastore.adopt.loading import Unloaded
+from durastore.clock import SystemClock
 from durastore.errors import ConfigError, EndpointUnreachable, InvalidInput, RootMismatch, RunMismatch
 from durastore.extract.adopt_dry_run import DryRun
 from durastore.extract.adopt_match import IdRule, parse_id_rule
@@ -27,6 +28,13 @@ from durastore.testing.faulty import FaultyStore
 
 L, H = 2, 4
 RUN = 'run.dtype = "float32"\nrun.layers = [1, 2]\nrun.num_layers = 2\nrun.last_is_normed = false\n'
+
+
+class Hurried(SystemClock):
+    """A new bucket's marker needs no time to settle in memory."""
+
+    def sleep(self, seconds: float) -> None:
+        del seconds
 
 
 class Lab:
@@ -53,7 +61,7 @@ class Lab:
 
     @property
     def options(self) -> OptionOverrides:
-        return OptionOverrides(objects=self.objects, seal_age_s=0.05, settle_s=0.0)
+        return OptionOverrides(objects=self.objects, seal_age_s=0.05, settle_s=0.0, clock=Hurried())
 
     def adopt(self, rule: str = "row", *, with_data: bool = True, **changes: Any) -> SampleAdoptionReport:
         values: dict[str, Any] = {
@@ -95,7 +103,11 @@ def test_every_file_is_a_sample_or_is_named(lab: Lab) -> None:
     (lab.folder / "rows_0-2000/data_5.pt").write_bytes(b"PK\x03\x04 half a file")
     (lab.folder / "notes.txt").write_text("mine")
     (lab.folder / "link.pt").symlink_to(lab.folder / "rows_0-2000/data_0.pt")
+    planned = lab.adopt(is_dry_run=True)
+    assert not lab.root.exists()
+    assert not [stat for page in lab.memory.list("") for stat in page]
     report = lab.adopt()
+    assert planned.facts() | {"dry_run": False} == report.facts()
     assert (report.files, report.adopted, report.held, report.exit_code) == (10, 4, 0, 3)
     assert troubles(report) == {
         "link.pt": "unreadable",
@@ -110,8 +122,9 @@ def test_every_file_is_a_sample_or_is_named(lab: Lab) -> None:
     held = lab.held()
     assert held.keys() == {"s0", "s1", "s2", "s4"}
     assert {sample.provenance for sample in held.values()} == {"asserted"}
-    again = lab.adopt()
-    assert (again.adopted, again.held, troubles(again)) == (0, 4, troubles(report))
+    for is_dry_run in (True, False):
+        again = lab.adopt(is_dry_run=is_dry_run)
+        assert (again.adopted, again.held, troubles(again)) == (0, 4, troubles(report))
 
 
 def test_rows_are_counted_from_nought_over_repeats_and_unreadable_lines(lab: Lab) -> None:
@@ -201,7 +214,7 @@ def test_an_endpoint_that_goes_away_loses_nothing_and_the_same_call_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr("durastore.store.store.Store.flush", away)
-        report = lab.adopt(options=OptionOverrides(objects=lab.objects, seal_age_s=3600))
+        report = lab.adopt(options=OptionOverrides(objects=lab.objects, seal_age_s=3600, clock=Hurried()))
     assert (report.adopted, report.exit_code) == (6, 20)
     assert sorted(report.local_only) == [f"s{n}" for n in range(6)]
     again = lab.adopt()
@@ -230,8 +243,9 @@ def test_another_run_is_refused(lab: Lab) -> None:
     lab.file("data_1.pt", [1, 2, 3])
     lab.adopt()
     lab.run_file.write_text(RUN.replace("false", "true"), encoding="utf-8")
-    with pytest.raises(RunMismatch):
-        lab.adopt()
+    for is_dry_run in (True, False):
+        with pytest.raises(RunMismatch):
+            lab.adopt(is_dry_run=is_dry_run)
 
 
 def test_a_dry_run_remembers_what_it_would_have_put() -> None:
