@@ -89,7 +89,8 @@ class ReconcileReport:
             yield f"  {each.what}: {each.count} ({each.size_bytes} bytes)"
         yield "  sums: " + ("agree" if self.adds_up else "DO NOT AGREE: something changed while it was looked at")
         if not self.is_deep:
-            yield "  files that were hashed before and have not changed since were not re-hashed (--deep does)"
+            deep = "reconcile --deep" if self.kind == ADOPTED else "--deep"
+            yield f"  files that were hashed before and have not changed since were not re-hashed ({deep} does)"
         if self.case_collisions:
             yield f"  {self.case_collisions} names differ from another one by case only"
         if self.applied is not None:
