@@ -86,7 +86,7 @@ def _adopt_samples(folder: str, bucket: str | None, *, options: dict[str, Any]) 
     if options["reclaim"]:
         raise ConfigError(
             "--reclaim does not go together with --as-samples: the bucket holds what was made of a file, not its bytes",
-            hint="adopt it without --as-samples too, under a prefix of its own: there each file goes after its own proof",
+            hint="adopt it without --as-samples too, under a prefix of its own: there a file goes after its own proof",
         )
     if options["run_file"] is None:
         raise click.UsageError("--as-samples needs --run FILE: the run that the files belong to")

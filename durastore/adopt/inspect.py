@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import os
+import struct
 import threading
 import zipfile
 from dataclasses import dataclass
@@ -157,7 +158,7 @@ def _zip_fault(fd: int) -> Fault | None:
             with zipfile.ZipFile(stream) as archive:
                 members = archive.infolist()
                 start = archive.start_dir
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError) as exc:
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OverflowError, struct.error) as exc:
         lead = os.pread(fd, 4, 0)
         is_cut = lead == _ZIP_MEMBER[: len(lead)]  # it began as an archive
         return Fault(reason=f"has no readable zip directory: {str(exc)[:120]}", is_damage=is_cut)

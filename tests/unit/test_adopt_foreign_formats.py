@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zipfile
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -93,6 +94,29 @@ def test_a_flipped_bit_that_torch_would_take_is_damage(path: str) -> None:
     if path.endswith(".pt"):
         assert torch.load(BytesIO(bytes(data)), weights_only=True)["hidden_states"].shape == (4000,)
     assert refused(bytes(data), path).is_damage
+
+
+def test_an_archive_that_points_out_of_all_bounds_is_damage() -> None:
+    """Python's zipfile raised OverflowError over it."""
+    target = BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        archive.writestr("x/data.pkl", b"content")
+    data = bytearray(target.getvalue())
+    entry, end = bytes(data).index(b"PK\x01\x02"), bytes(data).index(b"PK\x05\x06")
+    place = b"\x01\x00\x08\x00" + b"\xfe" + b"\xff" * 7  # the member lies at byte 2^64 - 2
+    data[end + 12 : end + 16] = (end - entry + len(place)).to_bytes(4, "little")
+    data[entry + 30 : entry + 32] = len(place).to_bytes(2, "little")
+    data[entry + 42 : entry + 46] = b"\xff" * 4
+    data[end:end] = place
+    assert refused(bytes(data), "x.pt").is_damage
+
+
+def test_few_elements_that_are_told_to_be_many_are_refused() -> None:
+    data = saved({"hidden_states": torch.ones(1).expand(1 << 40)})
+    assert len(data) < 4096
+    assert "repeats few elements" in str(refused(data, "x.pt"))
+    small = parse_foreign(saved({"hidden_states": torch.ones(1).expand(4, 5)}), path="x.pt")
+    assert small.arrays["hidden_states"].shape == (4, 5)
 
 
 def test_a_file_without_checksums_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

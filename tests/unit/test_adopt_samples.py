@@ -195,6 +195,17 @@ def test_other_content_for_an_input_that_is_held_is_not_put(lab: Lab) -> None:
     assert bool((lab.held()["s1"].tensors["hidden_states"] == 1).all())
 
 
+def test_a_sample_of_another_input_under_the_id_is_not_taken_for_held(lab: Lab) -> None:
+    run = load_run_file(lab.run_file).run
+    with open_store("s3://lab/set", local=lab.root, run=run, **lab.options) as store:
+        store.put("s1", {"hidden_states": torch.ones(3, L, H)}, input_digest="0" * 32)
+    lab.file("data_1.pt", [1, 2, 3])
+    report = lab.adopt()
+    assert (report.adopted, report.held) == (1, 0)
+    sample = lab.held()["s1"]
+    assert (sample.input_digest, sample.provenance) == (input_digest(np.array([1, 2, 3]), None), "asserted")
+
+
 def test_one_sample_that_cannot_be_stored_does_not_keep_the_others(lab: Lab) -> None:
     for n in range(3):
         lab.file(f"data_{n}.pt", [n, n + 1, n + 2], note="x" * (2 << 20) if n == 1 else "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import struct
 import zipfile
 import zlib
 from io import BytesIO
@@ -27,9 +28,22 @@ __all__ = ["SUFFIXES", "is_foreign", "parse_foreign", "stem_of"]
 SUFFIXES = (".pt", ".pth", ".ckpt", ".ckpt.gz", ".safetensors")
 _MAX_INFLATED_BYTES = 64 << 30
 _BLOCK_BYTES = 16 << 20
+_MAX_SPREAD_BYTES = 64 << 20
 _SAFE_TORCH = (2, 6)
 """Before it, `weights_only` could be made to run code all the same (CVE-2025-32434)."""
 _ZIP = b"PK"
+_ZIP_FAULTS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+)
+"""What zipfile raises for bytes that are no archive."""
 _WANTED = re.compile(r"GLOBAL (\S+) (?:was not|whose)")
 
 
@@ -132,7 +146,7 @@ def _check_members(data: bytes) -> None:
             for member in archive.infolist():
                 if member.CRC:  # torch can be told to reckon none, and writes 0 then, which tells nothing
                     _read_through(archive, member)
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, zlib.error, OSError, RuntimeError) as exc:
+    except _ZIP_FAULTS as exc:
         raise Unparsed(f"is no whole zip archive: {str(exc)[:120]}", is_damage=True) from exc
 
 
@@ -141,6 +155,13 @@ def _read_through(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
     with archive.open(member) as content:
         while content.read(_BLOCK_BYTES):
             pass
+
+
+def _check_extent(name: str, value: Any) -> None:
+    """A few bytes can be told to be any number of elements: with a stride of 0 they are all the same one."""
+    size = value.numel() * value.element_size()
+    if size > max(_MAX_SPREAD_BYTES, value.untyped_storage().nbytes()):
+        raise Unparsed(f"tensor {name!r} repeats few elements as {size} bytes", is_damage=False)
 
 
 class _TorchTensors:
@@ -154,6 +175,7 @@ class _TorchTensors:
     def read(self, name: str, value: object) -> Array:
         try:
             source = inspect_tensor(name, value)
+            _check_extent(name, source.value)
             data = flat_bytes(source.value)
             if data is None:
                 data = flat_bytes(source.value.contiguous().resolve_conj().resolve_neg())
