@@ -17,7 +17,7 @@ from durastore.extract.rows import TokenRow, input_digest
 from durastore.extract.transformers_engine import ModelSettings, TransformersEngine
 from durastore.model import SampleId
 
-__all__ = ["CountingEngine", "make_run_file", "save_rows_pt", "states_of"]
+__all__ = ["LAYERS", "CountingEngine", "make_run_file", "save_rows_pt", "states_of"]
 
 LAYERS = LayerPlan(indices=(1, 3, 4), num_layers=4, is_last_normed=False)
 """What `extract_lab.Job` extracts."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from durastore.demo.seaweed import SeaweedServer
@@ -16,7 +21,7 @@ from durastore.extract.runner import RunnerLimits
 from durastore.extract.transformers_engine import ModelSettings
 from durastore_cli.main import run
 from tests.integration.extract_lab import Job, make_model
-from tests.integration.old_files import CountingEngine, make_run_file, save_rows_pt, states_of
+from tests.integration.old_files import LAYERS, CountingEngine, make_run_file, save_rows_pt, states_of
 from tests.integration.reconcile_files import cut
 
 COUNT = 100
@@ -52,7 +57,7 @@ class OldRun:
         out = self.capsys.readouterr().out
         return code, json.loads(out) if out else None
 
-    def extract(self) -> tuple[ExtractReport, CountingEngine]:
+    def extract(self, *, is_last_normed: bool = False) -> tuple[ExtractReport, CountingEngine]:
         engine = CountingEngine()
         request = ExtractRequest(
             input=self.job.input,
@@ -63,6 +68,7 @@ class OldRun:
             options=self.job.options,
             settings=ModelSettings(device="cpu"),
             limits=RunnerLimits(batch_tokens=64),
+            is_last_normed=is_last_normed,
         )
         return run_extract(request, engine_factory=engine), engine
 
@@ -150,3 +156,56 @@ def test_another_run_than_the_buckets_is_refused_before_anything_is_written(old:
     assert old.adopt("--data", str(old.job.input))[0] == 2
     assert old.adopt("--data", str(old.job.input), "--dry-run")[0] == 2
     assert old.job.dataset()["conv/0"].provenance == "computed"
+
+
+def _speculators(folder: Path, number: int, ids: list[int], *, states: torch.Tensor) -> None:
+    folder.mkdir(exist_ok=True)
+    tensors = {"hidden_states": states.contiguous(), "token_ids": torch.tensor(ids)}
+    safetensors.torch.save_file(tensors, folder / f"hs_{number}.safetensors")
+
+
+def _specforge(folder: Path, number: int, ids: list[int], *, states: torch.Tensor) -> None:
+    """Padded to the longest of its batch, and compressed."""
+    path = folder / "rows_0-2000" / f"data_{number}.ckpt.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    padded = torch.cat([states, torch.ones((3, *states.shape[1:]), dtype=states.dtype)])[None]
+    value = {
+        "input_ids": torch.tensor([*ids, 0, 0, 0]),
+        "loss_mask": torch.tensor([*([1] * len(ids)), 0, 0, 0]),
+        "aux_hidden_state": padded[:, :, :2].flatten(2),
+        "hidden_state": padded[:, :, 2],
+    }
+    target = BytesIO()
+    torch.save(value, target)
+    path.write_bytes(gzip.compress(target.getvalue(), 1))
+
+
+@pytest.mark.parametrize("save, is_last_normed", [(_speculators, False), (_specforge, True)])
+def test_files_of_other_tools_are_the_samples_that_extract_would_make(
+    old: OldRun, save: Callable[..., None], *, is_last_normed: bool
+) -> None:
+    plan = replace(LAYERS, is_last_normed=is_last_normed)
+    rows: list[dict[str, Any]] = [{"id": f"s{n}", "input_ids": old.tokens[n]} for n in range(4)]
+    old.job.write(
+        *rows, {"id": "text", "text": "w1 w2 w3"}, {"id": "chat", "messages": [{"role": "u", "content": "w7"}]}
+    )
+    tokens = [*old.tokens[:4], [4, 5, 6], [1, 10, 2]]  # as the model's tokeniser and chat template have them
+    states = states_of(old.model, tokens, plan=plan)
+    for number, ids in enumerate(tokens):
+        save(old.folder, number, ids, states=states[number])
+    make_run_file(old.run_file, old.model, normed_last=is_last_normed)
+    code, report = old.adopt("--data", str(old.job.input))
+    assert (code, report["adopted"], report["refused"]) == (0, len(tokens), [])
+    extracted, engine = old.extract(is_last_normed=is_last_normed)
+    assert (extracted.counts.skipped, engine.forwards) == (len(tokens), [])
+    dataset = old.job.dataset()
+    for name, wanted in zip(["s0", "s1", "s2", "s3", "text", "chat"], states, strict=True):
+        assert torch.equal(dataset[name].tensors["hidden_states"], wanted)
+
+    # another convention for the last state is another run, and the files do not fit it
+    old.job.bucket += "-other"
+    old.job.root = old.job.root.with_name("other-spool")
+    make_run_file(old.run_file, old.model, normed_last=not is_last_normed)
+    code, report = old.adopt("--data", str(old.job.input))
+    assert (code, report["adopted"]) == (3, 0)
+    assert all("final norm" in each["reason"] for each in report["refused"])
