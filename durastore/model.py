@@ -393,3 +393,5 @@ class Sample:
     input_digest: Digest | None = None
     rows: tuple[int, int] | None = field(default=None)
     """The row range read, where only part was asked for."""
+    provenance: str = "computed"
+    """`computed`, or `asserted` for adopted data."""

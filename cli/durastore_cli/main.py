@@ -25,6 +25,7 @@ __all__ = ["COMMANDS", "cli", "main", "run"]
 
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
+        "adopt": ("durastore_cli.adopt", "Bring existing files under inventory, as they are or as samples."),
         "demo": ("durastore_cli.demo", "Extract, upload, prove and read back a small real data set."),
         "drain": ("durastore_cli.drain", "Bring what ended processes left in a spool root to the bucket."),
         "extract": ("durastore_cli.extract", "Run a model over INPUT and store its hidden states."),

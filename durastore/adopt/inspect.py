@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import os
+import struct
 import threading
 import zipfile
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ _MAX_HEADER_BYTES = 100 << 20
 _PICKLE = b"\x80"
 _NPY = b"\x93NUMPY"
 _ZIP_MEMBER = b"PK\x03\x04"
-_ZIPS = frozenset({".pt", ".pth", ".npz"})
+_ZIPS = frozenset({".ckpt", ".pt", ".pth", ".npz"})
 DATA_SUFFIXES = frozenset({".safetensors", ".npy"}) | _ZIPS
 """Formats whose wholeness can be told. Files of others are never sent and never moved."""
 
@@ -193,7 +194,7 @@ def _zip_fault(fd: int) -> Fault | None:
             with zipfile.ZipFile(stream) as archive:
                 members = archive.infolist()
                 start = archive.start_dir
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError) as exc:
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OverflowError, struct.error) as exc:
         lead = os.pread(fd, 4, 0)
         is_cut = lead == _ZIP_MEMBER[: len(lead)]  # it began as an archive
         return Fault(reason=f"has no readable zip directory: {str(exc)[:120]}", is_damage=is_cut)

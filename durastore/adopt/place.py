@@ -79,7 +79,7 @@ def hold_folder(path: Path) -> Folder:
     try:
         folder = Folder.open(real)
     except OSError as exc:
-        raise StoreMissing(f"folder {path}: {exc.strerror}", hint="check --local; nothing was changed") from exc
+        raise StoreMissing(f"folder {path}: {exc.strerror}", hint="check the path; nothing was changed") from exc
     try:
         _refuse_inside(real)
         refuse_spools(_spools_in(folder), folder=real)

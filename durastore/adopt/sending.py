@@ -36,6 +36,7 @@ from durastore.fsio.paths import open_local
 from durastore.manifest.segments import publish_segment
 from durastore.model import Digest, Evidence, ManifestRow, ObjectKey, SampleId
 from durastore.objectstore.port import ObjectReader, ObjectStore
+from durastore.observe.events import Observer
 from durastore.spool.journal import Journal
 from durastore.spool.pack_bytes import hash_file
 from durastore.spool.records import PackRecord
@@ -44,7 +45,7 @@ from durastore.upload.engine import Uploader
 from durastore.upload.job import UploadJob, UploadReply
 from durastore.verify.remote import read_back
 
-__all__ = ["RowPublisher", "SendReport", "Sender", "hash_local"]
+__all__ = ["RowPublisher", "SendReport", "Sender", "hash_local", "leased_where_it_can_be", "open_local"]
 
 _BATCH_FILES = 2_000
 _THREADS = 6
@@ -57,6 +58,8 @@ _STOPPING = (EndpointUnreachable, CredentialsRefused, BucketMissing, StoreClosed
 class SendReport:
     """What reached the manifest, and what did not and why."""
 
+    observer: Observer
+    """Hears `adopt.file` once a file was proven, or was not."""
     listed: list[PackRecord] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
     """Path -> why it was not sent, or not proven."""
@@ -75,7 +78,7 @@ def hash_local(folder: Folder, path: SampleId) -> HashedFile:
     except OSError as exc:
         raise SpoolUnreadable(f"{path}: {exc.strerror}", errno=exc.errno) from exc
     try:
-        with _leased_where_it_can_be(fd, path) as is_leased:
+        with leased_where_it_can_be(fd, path) as is_leased:
             before = identify(fd)
             fault = find_fault(fd, path.text)
             if fault is not None and not fault.is_suspect:  # whether zeros at an end are taken for data, the plan says
@@ -97,7 +100,7 @@ def hash_local(folder: Folder, path: SampleId) -> HashedFile:
 
 
 @contextmanager
-def _leased_where_it_can_be(fd: int, path: SampleId) -> Iterator[bool]:
+def leased_where_it_can_be(fd: int, path: SampleId) -> Iterator[bool]:
     """`NotVerified` where somebody writes to the file; False where nobody can tell (no leases, another user's file)."""
     with ExitStack() as stack:
         is_leased = True
@@ -156,11 +159,13 @@ class Sender:
         self._uploader = uploader
         self._clock = clock
 
-    def send(self, paths: Iterable[SampleId], *, publisher: RowPublisher, journal: Journal) -> SendReport:
+    def send(
+        self, paths: Iterable[SampleId], *, publisher: RowPublisher, journal: Journal, observer: Observer
+    ) -> SendReport:
         """Send, prove and list them all. A file that cannot be is in the report; an endpoint that is gone is raised,
         after what was read back has been listed. Safe to repeat: equal bytes have one key (INV-4).
         """
-        report = SendReport()
+        report = SendReport(observer=observer)
         with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="durastore-send") as pool:
             for batch in _batches(paths):
                 self._send_batch(batch, pool, publisher=publisher, journal=journal, report=report)
@@ -187,6 +192,7 @@ class Sender:
                     proven.append(future.result())
                 except (DurastoreError, OSError) as exc:
                     report.kept[path.text] = str(exc)
+                report.observer.emit("adopt.file", is_proven=path.text not in report.kept)
         if proven:
             at, now_ns = self._clock.stamp(), self._clock.now_ns()
             rows = [as_row(pack, seen, writer=publisher.writer, time_ns=now_ns) for pack, seen in proven]

@@ -22,7 +22,7 @@ from durastore.errors import InvalidInput
 from durastore.extract.rows import RawRow, RowFailure, TokenContent, parse_row
 from durastore.model import Digest
 
-__all__ = ["Survey", "read_selected", "survey_input"]
+__all__ = ["Survey", "read_all", "read_selected", "survey_input"]
 
 LINE_LIMIT_BYTES = 256 << 20
 _BOM = b"\xef\xbb\xbf"
@@ -186,10 +186,16 @@ def read_selected(survey: Survey) -> Iterator[RawRow | RowFailure]:
     Raises `InvalidInput` at the end if these bytes are not the bytes that were surveyed (their ids were then never
     checked as a whole); bytes appended since are not read, the next run takes them.
     """
+    for row in read_all(survey):
+        if row.line not in survey.duplicate_lines:
+            yield row
+
+
+def read_all(survey: Survey) -> Iterator[RawRow | RowFailure]:
+    """The surveyed rows in file order, repeats included: exactly `survey.rows` items. Raises as `read_selected`."""
     lines = _Lines(survey.path)
     for line in lines.read(end=survey.size_bytes):
-        if line.number not in survey.duplicate_lines:
-            yield _parse(line)
+        yield _parse(line)
     if lines.size_bytes != survey.size_bytes or lines.digest() != survey.digest:
         raise InvalidInput(
             f"input {survey.path} changed while it was being read",

@@ -34,7 +34,7 @@ from durastore.model import Run
 from durastore.observe.events import LOGGER
 from durastore.store.opening import OptionOverrides, open_store
 
-__all__ = ["ExtractRequest", "describe_run", "run_extract"]
+__all__ = ["ExtractRequest", "RunPlan", "describe_run", "plan_run", "run_extract"]
 
 
 class EngineFactory(Protocol):
@@ -87,6 +87,33 @@ def describe_run(
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What a request comes to, before anything is loaded or opened."""
+
+    source: ModelSource
+    layers: LayerPlan
+    rule: LengthRule
+    run: dict[str, Any]
+    tokenizer: TransformersTokenizer
+
+
+def plan_run(request: ExtractRequest) -> RunPlan:
+    """Identify the model and parse what is wanted of it. `ConfigError`, `InvalidInput`. Reads a few MB."""
+    is_trusted = request.settings.is_remote_code_trusted
+    source = resolve_model(request.model)
+    identity = identify_model(source, is_remote_code_trusted=is_trusted)
+    layers = parse_layers(request.layers, num_layers=identity.num_layers, is_last_normed=request.is_last_normed)
+    rule = LengthRule(max_tokens=request.max_tokens or identity.max_positions, is_truncated=request.is_truncated)
+    return RunPlan(
+        source=source,
+        layers=layers,
+        rule=rule,
+        run=describe_run(identity, layers, request=request, rule=rule),
+        tokenizer=TransformersTokenizer(source, is_remote_code_trusted=is_trusted),
+    )
+
+
 def _transformers(source: ModelSource, plan: LayerPlan, *, settings: ModelSettings) -> Engine:
     return TransformersEngine(source, plan, settings=settings)
 
@@ -102,21 +129,16 @@ def run_extract(
     """
     resolve_options(dict(request.options))
     survey = survey_input(request.input, limit=request.limit)
-    source = resolve_model(request.model)
-    identity = identify_model(source, is_remote_code_trusted=request.settings.is_remote_code_trusted)
-    plan = parse_layers(request.layers, num_layers=identity.num_layers, is_last_normed=request.is_last_normed)
-    rule = LengthRule(max_tokens=request.max_tokens or identity.max_positions, is_truncated=request.is_truncated)
-    run = describe_run(identity, plan, request=request, rule=rule)
-    tokenizer = TransformersTokenizer(source, is_remote_code_trusted=request.settings.is_remote_code_trusted)
+    plan = plan_run(request)
 
     def rows() -> Iterator[TokenRow | RowFailure]:
         for row in read_selected(survey):
-            yield row if isinstance(row, RowFailure) else tokenise(row, tokenizer, rule=rule)
+            yield row if isinstance(row, RowFailure) else tokenise(row, plan.tokenizer, rule=plan.rule)
 
-    store = open_store(request.bucket, local=request.local, run=run, **request.options)
+    store = open_store(request.bucket, local=request.local, run=plan.run, **request.options)
     try:
-        engine = engine_factory(source, plan, settings=request.settings)
-        session = _Session(request=request, survey=survey, run=Run.of(run), clock=clock)
+        engine = engine_factory(plan.source, plan.layers, settings=request.settings)
+        session = _Session(request=request, survey=survey, run=Run.of(plan.run), clock=clock)
         return session.work_off(rows(), store, engine=engine)
     finally:
         # The flush is behind us, or was given up, or an error is on its way: do not wait for the network again.

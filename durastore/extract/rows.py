@@ -17,7 +17,17 @@ import xxhash
 from durastore.errors import InvalidInput, InvalidSampleId
 from durastore.model import Digest, SampleId, render_json
 
-__all__ = ["ChatContent", "RawRow", "RowFailure", "TextContent", "TokenContent", "TokenRow", "parse_row", "token_row"]
+__all__ = [
+    "ChatContent",
+    "RawRow",
+    "RowFailure",
+    "TextContent",
+    "TokenContent",
+    "TokenRow",
+    "input_digest",
+    "parse_row",
+    "token_row",
+]
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.uint8]

@@ -82,6 +82,7 @@ def read_sample(read_at: ReadAt, entry: SampleEntry, *, wanted: Wanted) -> Sampl
         digest=header.digest,
         input_digest=header.input_digest,
         rows=selection.rows,
+        provenance=header.provenance,
     )
 
 

@@ -7,7 +7,7 @@ was not seen whole (INV-6).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,7 @@ from durastore.reconcile.local import LocalInventory, OddEntry, Texts
 from durastore.reconcile.missing import MissingKeys
 from durastore.reconcile.remote_findings import NO_BUCKET_PLAN, find_remote
 
-__all__ = ["FolderFacts", "FolderPlan", "LocalSplit", "plan_folder", "split_local"]
+__all__ = ["FolderFacts", "FolderPlan", "LocalSplit", "adoption_of", "plan_folder", "split_local"]
 
 
 _NO_FILE = "a file's row whose object is gone, and no such file is here: put the file back, and it is sent again"
@@ -167,6 +167,18 @@ def plan_folder(facts: FolderFacts) -> FolderPlan:
             )
             if path not in facts.busy
         ),
+    )
+
+
+def adoption_of(plan: FolderPlan) -> FolderPlan:
+    """Only what brings the folder's own files to the bucket. Damaged ones stay where they are, and are told of."""
+    findings = [
+        replace(finding, action=Action.NOTHING) if finding.action is Action.QUARANTINE else finding
+        for finding in plan.findings
+        if finding.side is Side.LOCAL or finding.kind in (FindingKind.UNREADABLE, FindingKind.DIVERGENT)
+    ]
+    return replace(
+        plan, findings=tuple(findings), quarantine={}, orphan_packs=None, orphan_files=None, burial=BurialPlan()
     )
 
 

@@ -102,10 +102,13 @@ def _set_aside(place: FolderPlace, plan: FolderPlan, *, applied: Applied) -> Non
 def _send(
     session: Session, place: FolderPlace, *, plan: FolderPlan, publisher: RowPublisher, applied: Applied
 ) -> tuple[list[PackRecord], set[str]]:
+    session.observer.emit("adopt.begun", files=len(plan.uploads))
     sender = Sender(
         place.folder, session.objects, prefix=session.prefix, uploader=session.open_uploader(), clock=session.clock
     )
-    report = sender.send(map(SampleId, plan.uploads), publisher=publisher, journal=place.spool.journal)
+    report = sender.send(
+        map(SampleId, plan.uploads), publisher=publisher, journal=place.spool.journal, observer=session.observer
+    )
     applied.uploaded += len(report.listed)
     applied.uploaded_bytes += report.sent_bytes
     applied.failed |= report.kept

@@ -18,8 +18,9 @@ from durastore.reconcile.findings import FindingSet
 from durastore.reconcile.folder import FolderFacts
 from durastore.reconcile.spools import WITH_FILE, SpoolFacts
 
-__all__ = ["Count", "ReconcileReport", "folder_counts", "spool_counts"]
+__all__ = ["ADOPTED", "Count", "ReconcileReport", "folder_counts", "spool_counts"]
 
+ADOPTED = "adopted folder"
 _SHOWN = 20
 _FINDINGS, _NOT_VERIFIED, _PARTLY = 12, 13, 3
 
@@ -40,7 +41,7 @@ class ReconcileReport:
     root: str
     bucket: str
     kind: str
-    """`folder` or `spools`."""
+    """`folder`, `adopted folder` or `spools`."""
     is_deep: bool
     counts: tuple[Count, ...]
     adds_up: bool
@@ -88,12 +89,14 @@ class ReconcileReport:
             yield f"  {each.what}: {each.count} ({each.size_bytes} bytes)"
         yield "  sums: " + ("agree" if self.adds_up else "DO NOT AGREE: something changed while it was looked at")
         if not self.is_deep:
-            yield "  files that were hashed before and have not changed since were not re-hashed (--deep does)"
+            deep = "reconcile --deep" if self.kind == ADOPTED else "--deep"
+            yield f"  files that were hashed before and have not changed since were not re-hashed ({deep} does)"
         if self.case_collisions:
             yield f"  {self.case_collisions} names differ from another one by case only"
         if self.applied is not None:
             yield from _done_lines(self.applied)
-        yield from _finding_lines(self.findings, is_applied=self.applied is not None)
+        told = "left" if self.applied is not None else "--apply" if self.kind != ADOPTED else "without --dry-run"
+        yield from _finding_lines(self.findings, told=told)
         if not any(not finding.is_note for finding in self.findings):
             yield "nothing disagrees"
 
@@ -112,12 +115,12 @@ def _finding_facts(finding: FindingSet) -> dict[str, Any]:
     }
 
 
-def _finding_lines(findings: Iterable[FindingSet], *, is_applied: bool) -> Iterator[str]:
+def _finding_lines(findings: Iterable[FindingSet], *, told: str) -> Iterator[str]:
     for finding in findings:
         size = f", {finding.size_bytes} bytes" if finding.sizes else ""
         yield f"{finding.kind.value} ({finding.side.value}): {finding.count}{size}: {finding.meaning}"
         if not finding.is_note:
-            yield f"  {'left' if is_applied else '--apply'}: {finding.action.value}"
+            yield f"  {told}: {finding.action.value}"
         details = finding.details or [""] * finding.count
         for name, detail in list(zip(finding.names, details, strict=True))[:_SHOWN]:
             yield f"    {_shown(name)}" + (f": {detail}" if detail else "")

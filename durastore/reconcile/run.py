@@ -19,10 +19,10 @@ from durastore.objectstore.port import ObjectStore
 from durastore.observe.events import Observer
 from durastore.reconcile.applied import Applied
 from durastore.reconcile.findings import FindingSet
-from durastore.reconcile.folder import plan_folder
+from durastore.reconcile.folder import FolderFacts, FolderPlan, adoption_of, plan_folder
 from durastore.reconcile.folder_look import look_at_folder
 from durastore.reconcile.local import case_collisions, is_empty_folder
-from durastore.reconcile.report import ReconcileReport, folder_counts, spool_counts
+from durastore.reconcile.report import ADOPTED, ReconcileReport, folder_counts, spool_counts
 from durastore.reconcile.session import ReconcileRequest, Session, opened_session
 
 __all__ = ["reconcile"]
@@ -41,8 +41,14 @@ def reconcile(
     `SpoolLocked` where another reconcile works there, `SameFailureDomain`, network and credential errors. Repeatable.
     """
     _refuse_overlap(request)
+    is_root = (Path(os.path.realpath(request.local)) / ROOT_MARKER_NAME).exists()
+    if is_root and request.is_adopting:
+        raise RootMismatch(
+            f"{request.local} is a spool root: its packs are no files of others",
+            hint="durastore drain brings what it holds to the bucket; nothing was changed",
+        )
     with opened_session(request, objects=objects, clock=clock, observer=observer) as session:
-        if (Path(os.path.realpath(request.local)) / ROOT_MARKER_NAME).exists():
+        if is_root:
             refuse_private_root(request.local)
             return _reconcile_root(session)
         return _reconcile_folder(session)
@@ -115,11 +121,16 @@ def _apply_folder(session: Session, place: FolderPlace) -> ReconcileReport:
 
     moved_back = take_back(place)
     facts, remote = look_at_folder(session, place.folder, is_hashing=True)
-    plan = plan_folder(facts)
+    plan = _plan(session, facts)
     place.check()
     applied = execute_folder(session, place, plan=plan, remote=remote)
     applied.moved_back = moved_back
     return _report_folder(session, place.folder, applied=applied, before=plan.findings)
+
+
+def _plan(session: Session, facts: FolderFacts) -> FolderPlan:
+    plan = plan_folder(facts)
+    return adoption_of(plan) if session.request.is_adopting else plan
 
 
 def _report_folder(
@@ -129,12 +140,12 @@ def _report_folder(
     if remote.is_new and applied is None and session.request.is_reclaiming:
         raise StoreMissing(f"there is no durastore at {session.request.bucket.render()}", hint="--apply makes one")
     check_folder(folder)
-    plan = plan_folder(facts)
+    plan = _plan(session, facts)
     counts, adds_up = folder_counts(facts)
     return ReconcileReport(
         root=str(folder.path),
         bucket=session.request.bucket.render(),
-        kind="folder",
+        kind=ADOPTED if session.request.is_adopting else "folder",
         is_deep=session.request.is_deep,
         counts=counts,
         adds_up=adds_up,

@@ -49,6 +49,8 @@ class ReconcileRequest:
     """Rows whose pack is gone are taken out, for good. Without it they are findings."""
     are_zeros_data: bool = False
     """Files that end in zeros which nothing says are lost pages are whole: the operator answers for it."""
+    is_adopting: bool = False
+    """Only the folder's own files are sent: nothing is set aside, and nothing mended that they do not need."""
     settle_s: float | None = None
     """Seconds between upload and reclaim: 60 for files that durastore did not write, the option's for packs."""
     hash_bytes_per_s: int = 0

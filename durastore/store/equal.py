@@ -22,6 +22,6 @@ def find_equal(sample: EncodedSample, read: Callable[[str], Sample], *, run: Run
         stored = read(sample.sample_id.text)
     except (SampleAbsent, IntegrityError):
         return None
-    context = SampleContext(run=run, meta=stored.meta, input_digest=stored.input_digest)
+    context = SampleContext(run=run, meta=stored.meta, input_digest=stored.input_digest, provenance=stored.provenance)
     content = encode_sample(sample.sample_id, stored.tensors, context=context).content_digest
     return stored.digest if content == sample.content_digest else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -93,15 +93,16 @@ class Store:
         *,
         meta: Mapping[str, Mapping[str, Any]] | None = None,
         input_digests: Mapping[str, str] | None = None,
+        provenance: str = "computed",
     ) -> dict[str, Ticket]:
         """Store several samples as one durable group: one fsync for all. Raises as `put`; on an error none is lost that
-        was acknowledged before, and none of this group is acknowledged.
+        was acknowledged before, and none of this group is acknowledged. `provenance`: `asserted` for adopted data.
         """
         self._check_usable()
-        encoded = [
-            encode_sample(SampleId(name), tensors, context=self._context(name, meta, inputs=input_digests))
-            for name, tensors in samples.items()
-        ]
+        encoded = []
+        for name, tensors in samples.items():
+            context = replace(self._context(name, meta, inputs=input_digests), provenance=provenance)
+            encoded.append(encode_sample(SampleId(name), tensors, context=context))
         ordered = sorted(encoded, key=lambda sample: sample.sample_id)
         needed_bytes = sum(sample.length for sample in encoded)
         tried: set[SampleId] = set()

@@ -145,6 +145,27 @@ def corpora() -> dict[str, Mapping[str, bytes]]:
         **_text_seeds(),
         **_journal_seeds(encoded[0]),
         **_name_seeds(),
+        "foreign_file": _foreign_seeds(),
+    }
+
+
+def _foreign_seeds() -> dict[str, bytes]:
+    """Small files of `torch.save` and safetensors; the first byte is the place of their suffix in `SUFFIXES`."""
+    import gzip
+    from io import BytesIO
+
+    import safetensors.torch
+    import torch
+
+    tensors = {"hidden_states": torch.ones(2, 2, 3, dtype=torch.bfloat16), "input_ids": torch.arange(2)}
+    zipped, old = BytesIO(), BytesIO()
+    torch.save({**tensors, "loss_mask": torch.ones(1, 2), "id": "c-1", "deep": {"n": [1, None]}}, zipped)
+    torch.save(tensors, old, _use_new_zipfile_serialization=False)
+    return {
+        "zip": b"\x00" + zipped.getvalue(),
+        "old": b"\x01" + old.getvalue(),
+        "gzip": b"\x03" + gzip.compress(zipped.getvalue(), mtime=0),
+        "safetensors": b"\x04" + safetensors.torch.save(tensors, metadata={"id": "c-1"}),
     }
 
 

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.mutants.adopt_guards import ADOPT
 from tests.mutants.disk_guards import DISK
 from tests.mutants.foreign_guards import FOREIGN
 from tests.mutants.inventory_guards import INVENTORY
@@ -20,7 +21,7 @@ from tests.mutants.row_guards import ROWS
 from tests.mutants.stop_guards import STOP
 from tests.mutants.workbench import Outcome, Workbench
 
-MUTANTS = (*PROOF, *STOP, *DISK, *ROWS, *ROOM, *INVENTORY, *FOREIGN)
+MUTANTS = (*PROOF, *STOP, *DISK, *ROWS, *ROOM, *INVENTORY, *FOREIGN, *ADOPT)
 _LIMIT_S = 120.0
 _ALL_LIMIT_S = 600.0
 

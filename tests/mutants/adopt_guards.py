@@ -1,0 +1,110 @@
+"""Guards of adopting old files, each taken out once: what may count as done, and what is whole."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["ADOPT"]
+
+_CONVERSION = "tests/unit/test_adopt_conversion.py"
+_FORMATS = "tests/unit/test_adopt_foreign_formats.py"
+_SAMPLES = "tests/unit/test_adopt_samples.py"
+_FOLDER = "tests/unit/test_adopt_folder.py"
+
+
+def _guard(name: str, clause: str, test: str, *, file: str, edit: tuple[str, str]) -> Mutant:
+    return Mutant(name=name, clause=clause, file=file, before=edit[0], after=edit[1], tests=(test,))
+
+
+ADOPT: tuple[Mutant, ...] = (
+    _guard(
+        "adopt-tokens-not-compared",
+        "tokens compared where stored",
+        _CONVERSION,
+        file="durastore/extract/conversion.py",
+        edit=("    _check_tokens(sample, row)\n", ""),
+    ),
+    _guard(
+        "adopt-padding-taken-for-granted",
+        "tokens compared where stored, else row counts",
+        _CONVERSION,
+        file="durastore/extract/conversion.py",
+        edit=("and has_mask and not sample.tokens[begin:].any()", ""),
+    ),
+    _guard(
+        "adopt-states-not-judged",
+        "what extract would not have stored is not put",
+        _CONVERSION,
+        file="durastore/extract/conversion.py",
+        edit=("    if fault is not None:\n", "    if False:\n"),
+    ),
+    _guard(
+        "adopt-dtype-not-compared",
+        "what would differ from the run is refused",
+        _CONVERSION,
+        file="durastore/extract/conversion.py",
+        edit=("    if shape.dtype is not None and states.dtype.name != shape.dtype:\n", "    if False:\n"),
+    ),
+    _guard(
+        "adopt-norm-not-compared",
+        "what would differ from the run is refused",
+        _CONVERSION,
+        file="durastore/extract/conversion.py",
+        edit=("    if said is None or not shape.has_last", "    if True or not shape.has_last"),
+    ),
+    _guard(
+        "adopt-checksums-not-looked-at",
+        "a file counts as complete only if it parses",
+        _FORMATS,
+        file="durastore/adopt/foreign_formats/containers.py",
+        edit=("                if member.CRC:", "                if False:"),
+    ),
+    _guard(
+        "adopt-spread-tensors",
+        "a few bytes are no terabytes",
+        _FORMATS,
+        file="durastore/adopt/foreign_formats/containers.py",
+        edit=("            _check_extent(name, source.value)\n", ""),
+    ),
+    _guard(
+        "adopt-while-it-is-written",
+        "only when no process has it open for writing",
+        _FORMATS,
+        file="durastore/adopt/loading.py",
+        edit=(
+            "        with leased_where_it_can_be(fd, SampleId(path)) as is_leased:\n",
+            "        with open(os.devnull) as is_leased:\n            is_leased = False\n",
+        ),
+    ),
+    _guard(
+        "adopt-as-computed",
+        "provenance asserted is recorded",
+        _SAMPLES,
+        file="durastore/extract/adopt_samples.py",
+        edit=('                provenance="asserted",\n', ""),
+    ),
+    _guard(
+        "adopt-held-by-id-alone",
+        "done means a row of this run with this input's digest",
+        _SAMPLES,
+        file="durastore/extract/adopt_samples.py",
+        edit=(
+            "return row is not None and target.contains(str(row.sample_id), input_digest=row.input_digest.hex)",
+            "return target.contains(str(candidate.sample_id))",
+        ),
+    ),
+    _guard(
+        "adopt-other-runs",
+        "another run is refused with a diff",
+        _SAMPLES,
+        file="durastore/extract/adopt_dry_run.py",
+        edit=("        check_run(marker, run, prefix=place.prefix)\n", ""),
+    ),
+    _guard(
+        "adopt-moves-damaged-files",
+        "damaged files are named and stay",
+        _FOLDER,
+        file="durastore/reconcile/folder.py",
+        edit=("quarantine={}, orphan_packs=None,", "orphan_packs=None,"),
+    ),
+)
