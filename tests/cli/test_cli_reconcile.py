@@ -50,7 +50,7 @@ def test_wrong_usage_and_places_that_are_not_there(folder: Path, capsys: pytest.
     empty.mkdir()
     assert run(_arguments(empty, "--apply")) == 12
     assert list(empty.iterdir()) == []
-    assert "not mounted" in capsys.readouterr().err
+    assert "no disk is mounted" in capsys.readouterr().err
 
 
 def test_a_bucket_on_the_same_disk_frees_nothing(folder: Path) -> None:
