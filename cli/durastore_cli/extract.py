@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _SHOWN = 10
+_LEASE_HELP = "Seconds after which a worker that says nothing loses its samples to the others."
 _STORE_OPTIONS = (
     "endpoint_url",
     "region",
@@ -70,6 +71,20 @@ def _model_options(command: F) -> F:
     return command
 
 
+def _sharing_options(command: F) -> F:
+    for option in reversed(
+        (
+            click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes that share INPUT."),
+            click.option("--lease", type=click.FloatRange(1), default=900.0, show_default=True, help=_LEASE_HELP),
+            click.option("--shard", metavar="I/N", help="Only part I of N (default: torchrun's or srun's rank)."),
+            click.option("--retry-failed", is_flag=True, help="Only samples that failed before."),
+            click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N rows of INPUT."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
 @click.command(epilog=EPILOG)
 @click.argument("input_file", metavar="INPUT")
 @bucket_option
@@ -77,7 +92,7 @@ def _model_options(command: F) -> F:
 @_model_options
 @remote_options
 @_store_options
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N rows of INPUT.")
+@_sharing_options
 @click.option(
     "--grace", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds to flush in after a signal."
 )
@@ -87,13 +102,17 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
 
     A row has input_ids (and loss_mask), or messages, prompt or text to tokenise; its id is in id, sample_id or
     conversation_id, else made from its content. The same command again goes on with what is not done.
+
+    With --workers, the same command started a second time joins: the processes of both share the samples. SIGTERM to a
+    worker takes it out, SIGTERM or SIGUSR1 to the command stops all.
     """
-    from durastore.extract.job import ExtractRequest, run_extract
+    from durastore.extract.entry import extract, with_shard
+    from durastore.extract.job import ExtractRequest
     from durastore.extract.runner import RunnerLimits
     from durastore.extract.transformers_engine import ModelSettings
     from durastore.store.opening import OptionOverrides
 
-    report = run_extract(
+    request = with_shard(
         ExtractRequest(
             input=Path(input_file),
             model=options["model"],
@@ -110,10 +129,15 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
             is_last_normed=options["normed_last"],
             grace_s=options["grace"],
             limit=options["limit"],
+            is_retry=options["retry_failed"],
+            workers=options["workers"],
+            lease_s=options["lease"],
             is_progress_shown=True,
             handles_signals=True,
-        )
+        ),
+        options["shard"],
     )
+    report = extract(request)
     if as_json:
         print_json(report.render())
     else:
@@ -125,6 +149,8 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
 
 def _lines(report: ExtractReport) -> Iterator[str]:
     counts = report.counts
+    if report.shard != "0/1":
+        yield f"part {report.shard} of the input; the other parts are other commands' work"
     yield f"inputs {counts.inputs}: ok {counts.ok}, failed {counts.failed}, skipped {counts.skipped} (done before)"
     if counts.left:
         yield f"not attempted: {counts.left}"

@@ -32,6 +32,8 @@ class ExtractReport:
     """The first thousand."""
     failures_file: str
     elapsed_s: float
+    shard: str
+    """Which part of the input these are the counts of; `0/1` is all of it."""
     signal: int | None
     error: DurastoreError | None
     """What ended the run early, or kept samples from the bucket."""
@@ -62,6 +64,7 @@ class ExtractReport:
             "duplicates": self.duplicates,
             "tokens": self.counts.tokens,
             "tensor_bytes": self.counts.tensor_bytes,
+            "shard": self.shard,
             "elapsed_s": round(self.elapsed_s, 3),
             "interrupted_by": signal.Signals(self.signal).name if self.signal is not None else None,
             "error": {"code": self.error.code, "message": self.error.message} if self.error is not None else None,
@@ -73,6 +76,7 @@ class ExtractReport:
                     "id": str(failure.sample_id) if failure.sample_id is not None else None,
                     "stage": failure.stage,
                     "reason": failure.reason,
+                    "attempts": failure.attempts,
                 }
                 for failure in self.failures
             ],

@@ -182,7 +182,7 @@ class StoreWriter:
             return
         for job, tensors in ready:
             tensor_bytes = sum(int(tensor.nbytes) for tensor in tensors.values())
-            self._tally.add_ok(tokens=len(job.row.input_ids), tensor_bytes=tensor_bytes)
+            self._tally.add_ok(job.row, tensor_bytes=tensor_bytes)
 
 
 def _staging_for(extracted: Extracted) -> Staging:

@@ -522,6 +522,7 @@ def _report(**changes: Any) -> ExtractReport:
         "rows": 3,
         "duplicates": 0,
         "failures": (),
+        "shard": "0/1",
         "failures_file": "f",
         "elapsed_s": 1.0,
         "signal": None,

@@ -1,0 +1,111 @@
+"""A small model, an input file, a spool root and a bucket to extract with, as often as wanted."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import durastore
+from durastore.demo.seaweed import SeaweedServer
+from durastore.extract.engine import Engine, Extracted, Refused
+from durastore.extract.job import ExtractRequest, run_extract, transformers_engine
+from durastore.extract.layers import LayerPlan
+from durastore.extract.model_identity import ModelSource
+from durastore.extract.report import ExtractReport
+from durastore.extract.rows import TokenRow
+from durastore.extract.runner import RunnerLimits
+from durastore.extract.transformers_engine import ModelSettings
+from durastore.store.opening import OptionOverrides
+
+ROOT = Path(__file__).parents[2]
+WORDS = ["<unk>", "<|user|>", "<|end|>", *(f"w{n}" for n in range(60))]
+TEMPLATE = "{% for m in messages %}<|user|> {{ m['content'] }} <|end|> {% endfor %}"
+FORWARDS = "DURASTORE_TEST_FORWARDS"
+"""Environment variable: the file that `counting_engine` adds a line to for each sample of a pass."""
+
+
+def make_model(folder: Path) -> Path:
+    """A four-layer Llama with random weights, a word tokeniser and a chat template."""
+    transformers.set_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        vocab_size=64,
+        max_position_embeddings=40,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+class Job:
+    """One input file, one root and one bucket; run as often as wanted."""
+
+    def __init__(self, folder: Path, model: Path, server: SeaweedServer) -> None:
+        self.input = folder / "train.jsonl"
+        self.root = folder / "spool"
+        self.bucket = f"s3://{server.make_bucket()}/run"
+        self.options = OptionOverrides(endpoint_url=server.endpoint_url, addressing_style="path", seal_age_s=0.2)
+        self._model = model
+
+    def write(self, *rows: dict[str, Any] | str) -> None:
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+        self.input.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+    def request(self, **changes: Any) -> ExtractRequest:
+        values: dict[str, Any] = {
+            "input": self.input,
+            "model": str(self._model),
+            "layers": "1,3,last",
+            "bucket": self.bucket,
+            "local": self.root,
+            "options": self.options,
+            "settings": ModelSettings(device="cpu"),
+            "limits": RunnerLimits(batch_tokens=64),
+        }
+        return ExtractRequest(**{**values, **changes})
+
+    def run(self, **changes: Any) -> ExtractReport:
+        return run_extract(self.request(**changes))
+
+    def dataset(self) -> durastore.Dataset:
+        return durastore.Dataset(self.bucket, endpoint_url=self.options["endpoint_url"], addressing_style="path")
+
+
+class _Counting:
+    """An engine that writes down which samples it was asked for before it works."""
+
+    def __init__(self, engine: Engine, path: Path) -> None:
+        self._engine = engine
+        self._path = path
+
+    def start(self) -> None:
+        self._engine.start()
+
+    def health(self) -> str | None:
+        return self._engine.health()
+
+    def extract(self, batch: Sequence[TokenRow]) -> list[Extracted | Refused]:
+        with self._path.open("ab", buffering=0) as stream:
+            stream.write("".join(f"{os.getpid()} {row.sample_id}\n" for row in batch).encode())
+        return self._engine.extract(batch)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def counting_engine(source: ModelSource, plan: LayerPlan, *, settings: ModelSettings) -> Engine:
+    """For workers: the real engine, counted."""
+    return _Counting(transformers_engine(source, plan, settings=settings), Path(os.environ[FORWARDS]))
