@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from durastore_cli.exits import EPILOG
-from durastore_cli.options import SIZE, F, bucket_option, given, local_option, needed_place, remote_options
+from durastore_cli.options import SHARE, SIZE, F, bucket_option, given, local_option, needed_place, remote_options
 from durastore_cli.render import print_json, print_lines
 
 if TYPE_CHECKING:
     from durastore.extract.report import ExtractReport
+    from durastore.extract.semantic import CheckReport
 
 __all__ = ["command"]
 
@@ -64,6 +65,9 @@ def _model_options(command: F) -> F:
             click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model."),
             click.option("--max-seq-len", type=click.IntRange(1), help="Longest sample (default: the model's own)."),
             click.option("--truncate", is_flag=True, help="Cut longer samples instead of failing them."),
+            click.option(
+                "--audit", type=SHARE, default="0", help="Share that also runs alone, to compare, such as 0.5%."
+            ),
             click.option("--batch-tokens", type=click.IntRange(1), default=8192, show_default=True),
         )
     ):
@@ -123,7 +127,7 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
             settings=ModelSettings(
                 dtype=options["dtype"], device=options["device"], is_remote_code_trusted=options["trust_remote_code"]
             ),
-            limits=RunnerLimits(batch_tokens=options["batch_tokens"]),
+            limits=RunnerLimits(batch_tokens=options["batch_tokens"], audit_share=options["audit"]),
             max_tokens=options["max_seq_len"],
             is_truncated=options["truncate"],
             is_last_normed=options["normed_last"],
@@ -157,6 +161,7 @@ def _lines(report: ExtractReport) -> Iterator[str]:
     if report.duplicates:
         yield f"repeated rows left out: {report.duplicates}"
     yield f"run {report.run}: {counts.tokens} tokens, {counts.tensor_bytes} bytes of tensors, {report.elapsed_s:.1f} s"
+    yield from _check_lines(report.checks)
     for failure in report.failures[:_SHOWN]:
         name = f" ({failure.sample_id})" if failure.sample_id is not None else ""
         yield f"failed: line {failure.line}{name}: {failure.stage}: {failure.reason}"
@@ -166,3 +171,13 @@ def _lines(report: ExtractReport) -> Iterator[str]:
         names = ", ".join(report.local_only[:_SHOWN])
         more = f" and {len(report.local_only) - _SHOWN} more" if len(report.local_only) > _SHOWN else ""
         yield f"only on this machine so far: {len(report.local_only)} ({names}{more})"
+
+
+def _check_lines(checks: CheckReport) -> Iterator[str]:
+    if checks.audited:
+        yield f"audit: {checks.audited} samples alone as well, largest difference {checks.worst_difference:.2g}"
+    if checks.outlier_count:
+        yield f"states far from the usual size: {checks.outlier_count} (kept; look at them)"
+    for outlier in checks.outliers[:_SHOWN]:
+        where = f"line {outlier.line} ({outlier.sample_id}), slot {outlier.layer}"
+        yield f"  {where}: 2^{outlier.value:.1f}, usually 2^{outlier.usual:.1f}"

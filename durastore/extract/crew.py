@@ -16,6 +16,7 @@ from multiprocessing.context import SpawnProcess
 from durastore.clock import Clock
 from durastore.errors import DurastoreError, EngineFailed
 from durastore.extract.leases import LeaseQueue
+from durastore.extract.semantic import CheckReport, merged
 from durastore.extract.switch import StopSwitch
 from durastore.extract.worker import WorkerEnd, WorkerOrder, work
 
@@ -36,9 +37,11 @@ class CrewEnd:
     """All that could still speak were told by somebody else to stop."""
     is_abandoned: bool = False
     deaths: int = 0
+    checks: CheckReport = field(default_factory=CheckReport)
+    """Of the workers that could tell."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Member:
     order: WorkerOrder
     process: SpawnProcess
@@ -68,8 +71,9 @@ class _Crew:
     def look_after(self) -> None:
         """Wait a moment, then see to those that ended."""
         wait([member.process.sentinel for member in self.members], _POLL_S)
-        for member in [m for m in self.members if not m.process.is_alive()]:
-            self.members.remove(member)
+        ended = [member for member in self.members if not member.process.is_alive()]
+        self.members = [member for member in self.members if member not in ended]
+        for member in ended:
             self._see_off(member)
 
     def _see_off(self, member: _Member) -> None:
@@ -117,6 +121,7 @@ def run_crew(orders: Sequence[WorkerOrder], queue: LeaseQueue, *, switch: StopSw
         was_asked_to_stop=bool(crew.ends) and all(end.signal is not None for end in crew.ends) and not is_told,
         is_abandoned=bool(crew.members) or any(end.is_abandoned for end in crew.ends),
         deaths=crew.deaths,
+        checks=merged([end.checks for end in crew.ends]),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from signal import SIGTERM
 
 from durastore.clock import SYSTEM_CLOCK, Clock
@@ -30,6 +30,7 @@ from durastore.extract.progress import shown_progress
 from durastore.extract.records import Records
 from durastore.extract.report import ExtractReport
 from durastore.extract.rows import RowFailure, TokenRow
+from durastore.extract.semantic import CheckReport
 from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import SHOWN_FAILURES, Counts, Tally
 from durastore.extract.tokens import tokenise
@@ -106,6 +107,7 @@ class _Worked:
     is_abandoned: bool = False
     was_asked_to_stop: bool = False
     local_only: tuple[str, ...] = ()
+    checks: CheckReport = field(default_factory=CheckReport)
 
 
 class _Job:
@@ -174,7 +176,7 @@ class _Job:
                     crew = run_crew(orders, self._queue, switch=self._switch, clock=self._clock)
                 if self._is_over(crew):
                     return self._stopped(crew)
-                worked = self._proven()
+                worked = replace(self._proven(), checks=crew.checks)
                 if not worked.local_only or worked.error is not None:
                     return worked
                 LOGGER.warning("%d samples were stored but are in no manifest: again", len(worked.local_only))
@@ -194,6 +196,7 @@ class _Job:
             error=crew.error,
             is_abandoned=crew.is_abandoned,
             was_asked_to_stop=crew.was_asked_to_stop,
+            checks=crew.checks,
             local_only=tuple(self._queue.unflushed_ids()),
         )
 
@@ -247,6 +250,7 @@ class _Job:
             error=worked.error,
             local_only=worked.local_only,
             is_abandoned=worked.is_abandoned,
+            checks=worked.checks,
         )
         self._records.ledger.end(report)
         return report

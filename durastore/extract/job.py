@@ -232,6 +232,7 @@ class _Session:
             error=outcome.error,
             local_only=() if outcome.is_flushed else tuple(store.status().only_local_ids),
             is_abandoned=outcome.is_abandoned,
+            checks=outcome.checks,
         )
 
     def _signals(self, switch: StopSwitch) -> AbstractContextManager[object]:

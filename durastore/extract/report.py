@@ -7,11 +7,12 @@ outcome or a sample is only on this machine.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from durastore.errors import DurastoreError
 from durastore.extract.rows import RowFailure
+from durastore.extract.semantic import CheckReport
 from durastore.extract.tally import Counts
 
 __all__ = ["ExtractReport"]
@@ -41,6 +42,7 @@ class ExtractReport:
     """Samples that are durable on this machine but not in the bucket's manifest."""
     is_abandoned: bool
     """The grace time ended before everything was flushed; threads may still be waiting for the network."""
+    checks: CheckReport = field(default_factory=CheckReport)
 
     @property
     def exit_code(self) -> int:
@@ -69,6 +71,7 @@ class ExtractReport:
             "interrupted_by": signal.Signals(self.signal).name if self.signal is not None else None,
             "error": {"code": self.error.code, "message": self.error.message} if self.error is not None else None,
             "local_only": list(self.local_only),
+            "checks": self.checks.render(),
             "failures_file": self.failures_file,
             "failures": [
                 {

@@ -7,13 +7,15 @@ Must never decide from a file's existence that something is done, and must never
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from durastore.errors import ConfigError, DurastoreError, EngineFailed
+from durastore.extract.audit import Audit
 from durastore.extract.batching import batches
 from durastore.extract.engine import Engine, Extracted, Refused
 from durastore.extract.ports import SampleStore
 from durastore.extract.rows import RowFailure, TokenRow
+from durastore.extract.semantic import CheckReport
 from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import Tally
 from durastore.extract.writer import StoreWriter
@@ -29,6 +31,8 @@ class RunnerLimits:
     """Tokens of a batch, padding included."""
     queue_bytes: int = 1 << 30
     """Memory for states that wait to be stored."""
+    audit_share: float = 0.0
+    """Of the samples, 0 to 1: those that go through the model alone as well, to compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,7 @@ class Outcome:
     """Everything that was put is in the bucket's manifest."""
     is_abandoned: bool
     """The grace time ended before the flush did."""
+    checks: CheckReport = field(default_factory=CheckReport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,7 @@ class _Work:
     tally: Tally
     switch: StopSwitch
     writer: StoreWriter
+    audit: Audit
 
     @property
     def is_over(self) -> bool:
@@ -106,7 +112,8 @@ def _run(
 ) -> Outcome:
     tally, switch = bookkeeping
     writer = StoreWriter(store, tally, limit_bytes=limits.queue_bytes)
-    work = _Work(store=store, engine=engine, tally=tally, switch=switch, writer=writer)
+    audit = Audit(share=limits.audit_share, note=writer.watch.audited)
+    work = _Work(store=store, engine=engine, tally=tally, switch=switch, writer=writer, audit=audit)
     writer.start()
     error: Exception | None = None
     try:
@@ -121,6 +128,7 @@ def _run(
         error=_as_reported(error or writer.error),
         is_flushed=is_done and writer.error is None,
         is_abandoned=not is_done,
+        checks=writer.watch.report(),
     )
 
 
@@ -140,7 +148,8 @@ def _work_off(work: _Work, cut: Iterator[list[TokenRow]]) -> None:
         if not is_started:  # a finished run costs no model load
             work.engine.start()
             is_started = True
-        for row, result in zip(batch, _extract(work.engine, batch), strict=True):
+        results = work.audit.with_second_look(work.engine, batch, results=_extract(work.engine, batch))
+        for row, result in zip(batch, results, strict=True):
             if isinstance(result, Refused):
                 work.tally.add_failed(_failed(row, result))
             elif not work.writer.submit(row, result, may_wait=lambda: not work.switch.is_expired):

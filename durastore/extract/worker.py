@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from signal import SIGTERM
@@ -22,6 +22,7 @@ from durastore.extract.leases import LeaseQueue, Task
 from durastore.extract.records import Records
 from durastore.extract.rows import RowFailure, TokenRow
 from durastore.extract.runner import run_batches
+from durastore.extract.semantic import CheckReport
 from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import Tally
 from durastore.extract.tokens import tokenise
@@ -57,8 +58,9 @@ class WorkerEnd:
     number: int
     signal: int | None
     error: DurastoreError | None
-    is_flushed: bool
-    is_abandoned: bool
+    is_flushed: bool = False
+    is_abandoned: bool = False
+    checks: CheckReport = field(default_factory=CheckReport)
 
 
 def work(order: WorkerOrder, answer: Connection) -> None:
@@ -69,7 +71,7 @@ def work(order: WorkerOrder, answer: Connection) -> None:
         try:
             end = _Worker(order, switch=switch, clock=SYSTEM_CLOCK).run()
         except DurastoreError as exc:
-            end = WorkerEnd(number=0, signal=switch.signal, error=exc, is_flushed=False, is_abandoned=False)
+            end = WorkerEnd(number=0, signal=switch.signal, error=exc)
         answer.send(end)
         answer.close()
         if end.is_abandoned:
@@ -137,6 +139,7 @@ class _Worker:
             error=outcome.error,
             is_flushed=outcome.is_flushed,
             is_abandoned=outcome.is_abandoned,
+            checks=outcome.checks,
         )
 
     def _settings(self) -> ModelSettings:

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sqlite3
+import sys
 import threading
 import time
 from collections import Counter
@@ -93,7 +94,7 @@ class Queue:
         query = (
             "SELECT w.pid, count(*) FROM task t JOIN worker w ON w.id = t.worker WHERE t.state = 'leased' GROUP BY 1"
         )
-        return {pid: number for pid, number in self.ask(query)}
+        return {row[0]: row[1] for row in self.ask(query)}
 
 
 def _until(is_so: Callable[[], bool], running: Running) -> bool:
@@ -106,7 +107,7 @@ def _until(is_so: Callable[[], bool], running: Running) -> bool:
 
 
 def _kill_one(queue: Queue, chance: random.Random) -> int:
-    """SIGKILL to a worker that is at work; the samples it had leased. It is a child of ours: its id cannot be reused."""
+    """SIGKILL to a worker that is at work; the samples it had leased. A child of ours: its id is not reused."""
     busy = queue.busy_pids()
     if not busy:
         return 0
@@ -141,7 +142,7 @@ def _run_with_kills(job: Job, forwards: Path, *, samples: int, kills: int, seed:
     passed = _forwards(forwards)
     assert len(passed) == samples
     wasted = sum(passed.values()) - samples
-    print(f"\n{samples} samples, {done} kills, {in_flight} in flight, {wasted} forwards wasted")
+    sys.stdout.write(f"\n{samples} samples, {done} kills, {in_flight} in flight, {wasted} forwards wasted\n")
     assert done == kills
     assert wasted <= in_flight
 
