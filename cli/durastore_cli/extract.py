@@ -13,6 +13,8 @@ from durastore_cli.options import SHARE, SIZE, F, bucket_option, given, local_op
 from durastore_cli.render import print_json, print_lines
 
 if TYPE_CHECKING:
+    from durastore.extract.job import ExtractRequest
+    from durastore.extract.preflight import Budget
     from durastore.extract.report import ExtractReport
     from durastore.extract.semantic import CheckReport
 
@@ -89,6 +91,25 @@ def _sharing_options(command: F) -> F:
     return command
 
 
+def _budget_options(command: F) -> F:
+    price = click.FloatRange(0)
+    for option in reversed(
+        (
+            click.option(
+                "--preflight",
+                is_flag=True,
+                help="Only estimate bytes, requests, time and money; exit code 2 if it cannot work.",
+            ),
+            click.option("--deadline", type=click.FloatRange(0), metavar="HOURS", help="Refuse what takes longer."),
+            click.option("--tokens-per-s", type=click.FloatRange(0, min_open=True), help="Rate, for time and money."),
+            click.option("--price-per-hour", type=price, help="Of the machine."),
+            click.option("--price-per-gb-month", type=price, help="Of the bucket."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
 @click.command(epilog=EPILOG)
 @click.argument("input_file", metavar="INPUT")
 @bucket_option
@@ -97,6 +118,7 @@ def _sharing_options(command: F) -> F:
 @remote_options
 @_store_options
 @_sharing_options
+@_budget_options
 @click.option(
     "--grace", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds to flush in after a signal."
 )
@@ -110,7 +132,7 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
     With --workers, the same command started a second time joins: the processes of both share the samples. SIGTERM to a
     worker takes it out, SIGTERM or SIGUSR1 to the command stops all.
     """
-    from durastore.extract.entry import extract, with_shard
+    from durastore.extract.entry import extract, refuse_hopeless, with_shard
     from durastore.extract.job import ExtractRequest
     from durastore.extract.runner import RunnerLimits
     from durastore.extract.transformers_engine import ModelSettings
@@ -141,6 +163,9 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
         ),
         options["shard"],
     )
+    if options["preflight"]:
+        return _show_preflight(request, _budget_of(options), as_json=as_json)
+    refuse_hopeless(request, _budget_of(options))
     report = extract(request)
     if as_json:
         print_json(report.render())
@@ -149,6 +174,31 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
     if report.error is not None:
         click.echo(f"durastore: {report.error} [{report.error.code}]", err=True)
     return report.exit_code
+
+
+def _budget_of(options: dict[str, Any]) -> Budget:
+    from durastore.extract.preflight import Budget
+
+    return Budget(
+        tokens_per_s=options["tokens_per_s"],
+        deadline_s=options["deadline"] * 3600 if options["deadline"] is not None else None,
+        price_per_hour=options["price_per_hour"],
+        price_per_gb_month=options["price_per_gb_month"],
+    )
+
+
+def _show_preflight(request: ExtractRequest, budget: Budget, *, as_json: bool) -> int:
+    from durastore.extract.preflight_look import look_ahead
+
+    facts = look_ahead(request, budget).render()
+    if as_json:
+        print_json(facts)
+    else:
+        refusals = facts.pop("refusals")
+        print_lines(f"{name}: {'not known' if value is None else value}" for name, value in facts.items())
+        print_lines(f"cannot work: {refusal}" for refusal in refusals)
+        facts["refusals"] = refusals
+    return 2 if facts["refusals"] else 0
 
 
 def _lines(report: ExtractReport) -> Iterator[str]:

@@ -28,7 +28,7 @@ from durastore.model import ObjectKey, Run, render_json
 from durastore.objectstore.crc import crc64nvme_b64
 from durastore.objectstore.port import ObjectReader, ObjectStore
 
-__all__ = ["ensure_marker", "fetch_marker"]
+__all__ = ["check_run", "ensure_marker", "fetch_marker"]
 
 _ROUNDS = 5
 _SHOWN_KEYS = 40
@@ -58,7 +58,7 @@ def ensure_marker(store: ObjectStore, prefix: str, *, run: Run | None, clock: Cl
     elif _is_young(store, prefix, settle_s=settle_s):
         # Its writer may still be racing with another one: what is read now could be overwritten a moment later.
         found = _settled_marker(store, prefix, clock=clock, settle_s=settle_s)
-    _check_run(found, run, prefix=prefix)
+    check_run(found, run, prefix=prefix)
     return found
 
 
@@ -116,7 +116,8 @@ def _is_young(store: ObjectReader, prefix: str, *, settle_s: float) -> bool:
 # --- the run -------------------------------------------------------------------------------------------------------
 
 
-def _check_run(marker: Marker, run: Run | None, *, prefix: str) -> None:
+def check_run(marker: Marker, run: Run | None, *, prefix: str) -> None:
+    """`RunMismatch` with the difference, where the marker holds another run than this one. None fits any."""
     if run is None:
         return
     held = marker.run if marker.run is not None else Run.of({})  # a store made without a run holds the empty one
