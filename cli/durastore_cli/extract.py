@@ -68,7 +68,7 @@ def _model_options(command: F) -> F:
             click.option("--max-seq-len", type=click.IntRange(1), help="Longest sample (default: the model's own)."),
             click.option("--truncate", is_flag=True, help="Cut longer samples instead of failing them."),
             click.option(
-                "--audit", type=SHARE, default="0", help="Share that also runs alone, to compare, such as 0.5%."
+                "--audit", type=SHARE, default=None, help="Share that also runs alone, to compare, such as 0.5%."
             ),
             click.option("--batch-tokens", type=click.IntRange(1), default=8192, show_default=True),
         )
@@ -149,7 +149,7 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
             settings=ModelSettings(
                 dtype=options["dtype"], device=options["device"], is_remote_code_trusted=options["trust_remote_code"]
             ),
-            limits=RunnerLimits(batch_tokens=options["batch_tokens"], audit_share=options["audit"]),
+            limits=RunnerLimits(batch_tokens=options["batch_tokens"], audit_share=options["audit"] or 0.0),
             max_tokens=options["max_seq_len"],
             is_truncated=options["truncate"],
             is_last_normed=options["normed_last"],

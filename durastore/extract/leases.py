@@ -1,9 +1,9 @@
 """Which worker of this machine does which sample.
 
 Duty: a queue of the samples that are left, longest first; leases that end with their worker (the kernel says so) or
-with their time; and how often a sample was leased. A sample whose worker ended is leased alone from then on, so that
-one that kills its worker is found. Must never call a sample done: a lease is a promise not to work twice, and breaking
-it costs a forward pass only, because puts are idempotent.
+with their time; and how often a sample was leased. A sample whose worker ended goes last and alone, so that one that
+kills its worker is found and no other is blamed. Must never call a sample done: a lease is a promise not to work twice,
+and breaking it costs a forward pass only, because puts are idempotent.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ class LeaseQueue:
         """Lease the longest open samples that make one batch, after taking back what ended workers left.
 
         The lease lasts for `lease_s` after the last call of `take` or `renew` by this worker. Also gives the samples
-        that are failed because they were in work too often when a worker ended.
+        that are failed because they were in work too often when a worker ended. No sample although some are open: what
+        is left has lapsed before, and goes only to a worker that has nothing else in work.
         """
         with self._lock, self._db.changing() as conn:
             self._take_back(conn)
@@ -181,15 +182,21 @@ class LeaseQueue:
     def _pick(self, conn: sqlite3.Connection, *, batch_tokens: int) -> list[Task]:
         query = (
             "SELECT sample_id, input_digest, line, offset, size_bytes, tokens, attempts + 1, lapses FROM task"
-            " WHERE job = ? AND state = 'open' ORDER BY tokens DESC, sample_id LIMIT ?"
+            " WHERE job = ? AND state = 'open' ORDER BY lapses, tokens DESC, sample_id LIMIT ?"
         )
+        own = "SELECT count(*), coalesce(max(lapses), 0) FROM task WHERE job = ? AND state = 'leased' AND worker = ?"
+        in_work, worst = conn.execute(own, (self._job, self._worker)).fetchone()
         batch: list[Task] = []
+        if worst:
+            return batch  # one that lapsed before is on its way: nothing else may be in work if it ends this worker
         for *facts, lapses in conn.execute(query, (self._job, BATCH_ROWS)):
-            if batch and (lapses or (len(batch) + 1) * batch[0].tokens > batch_tokens):
+            if lapses and (batch or in_work):
+                break
+            if batch and (len(batch) + 1) * batch[0].tokens > batch_tokens:
                 break
             batch.append(_task(facts))
             if lapses:
-                break  # alone: if it takes its worker with it again, no other sample is blamed
+                break
         return batch
 
     def has_work_of_others(self) -> bool:

@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS task (
     lapses INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (job, sample_id)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS task_order ON task (job, state, tokens DESC, sample_id);
+CREATE INDEX IF NOT EXISTS task_order ON task (job, state, lapses, tokens DESC, sample_id);
 CREATE TABLE IF NOT EXISTS failure (
     run TEXT NOT NULL,
     name TEXT NOT NULL,

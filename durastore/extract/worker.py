@@ -33,8 +33,7 @@ from durastore.store.opening import open_store
 
 __all__ = ["WorkerEnd", "WorkerOrder", "leased_batches", "work"]
 
-_POLL_S = 0.5
-_RENEWALS = 4
+_POLL_S = 0.1
 _LAST_WORDS_S = 5.0
 """After the grace time a worker has so long to leave by itself."""
 

@@ -285,8 +285,9 @@ def test_every_fault_ends_in_the_ledger_and_is_done_once_its_cause_is_gone(
 
     def run(**more: Any) -> ExtractReport:
         if workers is not None:
-            return Running(job, workers=workers, engine=faulty_engine, **more).report()
-        return run_extract(job.request(**more), engine_factory=faulty_engine)
+            return Running(job, workers=workers, engine=faulty_engine, batch_tokens=256, **more).report()
+        limits = RunnerLimits(batch_tokens=256)
+        return run_extract(job.request(limits=limits, **more), engine_factory=faulty_engine)
 
     report = run()
     counts = report.counts
