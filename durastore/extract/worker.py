@@ -16,6 +16,7 @@ from signal import SIGTERM
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import DurastoreError, StoreClosed
+from durastore.extract.heartbeat import WatchedEngine
 from durastore.extract.inputs import LinePlace, LineReader
 from durastore.extract.job import EngineFactory, ExtractRequest, RunPlan, plan_run
 from durastore.extract.leases import LeaseQueue, Task
@@ -110,12 +111,13 @@ class _Worker:
                 run = Run.of(plan.run).digest.hex
                 with Records(request.local, run=run, clock=self._clock, worker=f"worker {number}") as records:
                     records.ledger.note("WORKER-START", number=number, pid=os.getpid())
-                    engine = self._order.engine_factory(plan.source, plan.layers, settings=self._settings())
+                    made = self._order.engine_factory(plan.source, plan.layers, settings=self._settings())
+                    engine = WatchedEngine(made, clock=self._clock, lease_s=request.lease_s)
                     source = leased_batches(queue, plan, request=request, switch=self._switch, clock=self._clock)
                     recorder = _Recorder(queue, records)
                     tally = Tally(0, record=recorder.record, settle=recorder.settle)
                     try:
-                        with records.ledger.hearing(LOGGER):
+                        with records.ledger.hearing(LOGGER), engine.renewing(queue.renew):
                             outcome = run_batches(
                                 source, store, engine=engine, bookkeeping=(tally, self._switch), limits=request.limits
                             )

@@ -6,16 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from durastore.clock import ManualClock
 from durastore.errors import ConfigError, DiskFailed, StoreMissing
+from durastore.extract.engine import Extracted, Refused
 from durastore.extract.failure_book import FailureBook, load_failures
+from durastore.extract.heartbeat import WatchedEngine
 from durastore.extract.leases import MOST_LAPSES, LeaseQueue, Standing, Task, TaskState
-from durastore.extract.rows import RowFailure
+from durastore.extract.rows import RowFailure, TokenRow
 from durastore.extract.work_db import ALIVE_FILE, WORK_FILE
 from durastore.fsio.alive import PresenceFile
 from durastore.model import SampleId
@@ -254,3 +257,57 @@ def test_a_failure_is_known_until_its_sample_is_stored(tmp_path: Path) -> None:
     book.add(_failure("a", 5, "again"))
     assert [known.reason for known in load_failures(tmp_path)] == ["again"]
     book.close()
+
+
+# --- the heartbeat -------------------------------------------------------------------------------------------------
+
+
+class _Slow:
+    """An engine whose pass lasts until it is told otherwise."""
+
+    def __init__(self) -> None:
+        self.is_in, self.may_end = threading.Event(), threading.Event()
+
+    def start(self) -> None: ...
+
+    def health(self) -> str | None:
+        return None
+
+    def extract(self, batch: Sequence[TokenRow]) -> list[Extracted | Refused]:
+        self.is_in.set()
+        assert self.may_end.wait(60)
+        return []
+
+    def close(self) -> None: ...
+
+
+def test_leases_are_renewed_while_the_loop_waits_and_during_a_pass_and_not_when_one_is_stuck() -> None:
+    clock, slow, beats = ManualClock(), _Slow(), threading.Semaphore(0)
+    engine = WatchedEngine(slow, clock=clock, lease_s=0.04)
+    with engine.renewing(lambda: beats.release()):
+        assert beats.acquire(timeout=60)  # the loop waits for the disk
+        thread = threading.Thread(target=engine.extract, args=([],))
+        thread.start()
+        assert slow.is_in.wait(60)
+        assert not engine.is_stuck
+        assert beats.acquire(timeout=60)
+        clock.advance(1.0)
+        assert engine.is_stuck
+        slow.may_end.set()
+        thread.join()
+        assert not engine.is_stuck
+
+
+def test_a_stuck_pass_is_silent() -> None:
+    clock, slow = ManualClock(), _Slow()
+    engine = WatchedEngine(slow, clock=clock, lease_s=0.04)
+    thread = threading.Thread(target=engine.extract, args=([],))
+    thread.start()
+    assert slow.is_in.wait(60)
+    clock.advance(1.0)
+    beats: list[int] = []
+    with engine.renewing(lambda: beats.append(1)):
+        threading.Event().wait(0.2)  # twenty beats' time; a slow machine makes them fewer, never more
+    assert beats == []
+    slow.may_end.set()
+    thread.join()
