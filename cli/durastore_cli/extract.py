@@ -132,19 +132,37 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
     With --workers, the same command started a second time joins: the processes of both share the samples. SIGTERM to a
     worker takes it out, SIGTERM or SIGUSR1 to the command stops all.
     """
-    from durastore.extract.entry import extract, refuse_hopeless, with_shard
+    from durastore.extract.entry import extract, refuse_hopeless
+
+    local_root = Path(needed_place("local", local))
+    request = _request_of(Path(input_file), needed_place("bucket", bucket), local=local_root, options=options)
+    if options["preflight"]:
+        return _show_preflight(request, _budget_of(options), as_json=as_json)
+    refuse_hopeless(request, _budget_of(options))
+    report = extract(request)
+    if as_json:
+        print_json(report.render())
+    else:
+        print_lines(_lines(report))
+    if report.error is not None:
+        click.echo(f"durastore: {report.error} [{report.error.code}]", err=True)
+    return report.exit_code
+
+
+def _request_of(input_path: Path, bucket: str, *, local: Path, options: dict[str, Any]) -> ExtractRequest:
+    from durastore.extract.entry import with_shard
     from durastore.extract.job import ExtractRequest
     from durastore.extract.runner import RunnerLimits
     from durastore.extract.transformers_engine import ModelSettings
     from durastore.store.opening import OptionOverrides
 
-    request = with_shard(
+    return with_shard(
         ExtractRequest(
-            input=Path(input_file),
+            input=input_path,
             model=options["model"],
             layers=options["layers"],
-            bucket=needed_place("bucket", bucket),
-            local=Path(needed_place("local", local)),
+            bucket=bucket,
+            local=local,
             options=cast(OptionOverrides, given({name: options[name] for name in _STORE_OPTIONS})),
             settings=ModelSettings(
                 dtype=options["dtype"], device=options["device"], is_remote_code_trusted=options["trust_remote_code"]
@@ -163,17 +181,6 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
         ),
         options["shard"],
     )
-    if options["preflight"]:
-        return _show_preflight(request, _budget_of(options), as_json=as_json)
-    refuse_hopeless(request, _budget_of(options))
-    report = extract(request)
-    if as_json:
-        print_json(report.render())
-    else:
-        print_lines(_lines(report))
-    if report.error is not None:
-        click.echo(f"durastore: {report.error} [{report.error.code}]", err=True)
-    return report.exit_code
 
 
 def _budget_of(options: dict[str, Any]) -> Budget:

@@ -46,11 +46,13 @@ class Audit:
         if self.share <= 0 or len(batch) < 2:
             return list(results)
         return [
-            self._looked_at(engine, row, result) if isinstance(result, Extracted) and self.looks_at(row) else result
+            self._looked_at(engine, row, result=result)
+            if isinstance(result, Extracted) and self.looks_at(row)
+            else result
             for row, result in zip(batch, results, strict=True)
         ]
 
-    def _looked_at(self, engine: Engine, row: TokenRow, result: Extracted) -> Extracted | Refused:
+    def _looked_at(self, engine: Engine, row: TokenRow, *, result: Extracted) -> Extracted | Refused:
         try:
             (alone,) = engine.extract([row])
         except (ConfigError, EngineFailed):
