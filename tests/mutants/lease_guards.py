@@ -56,7 +56,7 @@ LEASES = (
         "more-work-beside-a-lapsed-sample",
         before="        if worst:\n",
         after="        if False:\n",
-        test="test_leases_of_a_worker_that_is_gone_are_taken_back_at_once",
+        test="test_a_sample_that_lapsed_waits_until_its_next_worker_has_nothing_else_in_work",
     ),
     _lease(
         "stuck-workers-renew",

@@ -117,6 +117,10 @@ def test_a_sample_that_lapsed_waits_until_its_next_worker_has_nothing_else_in_wo
     for name in ("b", "c"):
         other.stored(name, input_digest="d", tensor_bytes=1)
     assert _taken(other, batch_tokens=2) == ["a"]
+    other.add([_task("fresh")])
+    assert _taken(other) == []  # nor anything beside it
+    other.stored("a", input_digest="d", tensor_bytes=1)
+    assert _taken(other) == ["fresh"]
 
 
 def test_a_lease_of_a_silent_worker_ends_with_its_time_and_not_before(shop: Shop) -> None:
