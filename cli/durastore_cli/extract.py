@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from durastore_cli.exits import EPILOG
-from durastore_cli.options import SIZE, F, bucket_option, given, local_option, needed_place, remote_options
+from durastore_cli.options import SHARE, SIZE, F, bucket_option, given, local_option, needed_place, remote_options
 from durastore_cli.render import print_json, print_lines
 
 if TYPE_CHECKING:
+    from durastore.extract.job import ExtractRequest
+    from durastore.extract.preflight import Budget
     from durastore.extract.report import ExtractReport
+    from durastore.extract.semantic import CheckReport
 
 __all__ = ["command"]
 
 _SHOWN = 10
+_LEASE_HELP = "Seconds after which a worker that says nothing loses its samples to the others."
 _STORE_OPTIONS = (
     "endpoint_url",
     "region",
@@ -63,7 +67,43 @@ def _model_options(command: F) -> F:
             click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model."),
             click.option("--max-seq-len", type=click.IntRange(1), help="Longest sample (default: the model's own)."),
             click.option("--truncate", is_flag=True, help="Cut longer samples instead of failing them."),
+            click.option(
+                "--audit", type=SHARE, default=None, help="Share that also runs alone, to compare, such as 0.5%."
+            ),
             click.option("--batch-tokens", type=click.IntRange(1), default=8192, show_default=True),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def _sharing_options(command: F) -> F:
+    for option in reversed(
+        (
+            click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes that share INPUT."),
+            click.option("--lease", type=click.FloatRange(1), default=900.0, show_default=True, help=_LEASE_HELP),
+            click.option("--shard", metavar="I/N", help="Only part I of N (default: torchrun's or srun's rank)."),
+            click.option("--retry-failed", is_flag=True, help="Only samples that failed before."),
+            click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N rows of INPUT."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def _budget_options(command: F) -> F:
+    price = click.FloatRange(0)
+    for option in reversed(
+        (
+            click.option(
+                "--preflight",
+                is_flag=True,
+                help="Only estimate bytes, requests, time and money; exit code 2 if it cannot work.",
+            ),
+            click.option("--deadline", type=click.FloatRange(0), metavar="HOURS", help="Refuse what takes longer."),
+            click.option("--tokens-per-s", type=click.FloatRange(0, min_open=True), help="Rate, for time and money."),
+            click.option("--price-per-hour", type=price, help="Of the machine."),
+            click.option("--price-per-gb-month", type=price, help="Of the bucket."),
         )
     ):
         command = option(command)
@@ -77,7 +117,8 @@ def _model_options(command: F) -> F:
 @_model_options
 @remote_options
 @_store_options
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N rows of INPUT.")
+@_sharing_options
+@_budget_options
 @click.option(
     "--grace", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds to flush in after a signal."
 )
@@ -87,33 +128,18 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
 
     A row has input_ids (and loss_mask), or messages, prompt or text to tokenise; its id is in id, sample_id or
     conversation_id, else made from its content. The same command again goes on with what is not done.
-    """
-    from durastore.extract.job import ExtractRequest, run_extract
-    from durastore.extract.runner import RunnerLimits
-    from durastore.extract.transformers_engine import ModelSettings
-    from durastore.store.opening import OptionOverrides
 
-    report = run_extract(
-        ExtractRequest(
-            input=Path(input_file),
-            model=options["model"],
-            layers=options["layers"],
-            bucket=needed_place("bucket", bucket),
-            local=Path(needed_place("local", local)),
-            options=cast(OptionOverrides, given({name: options[name] for name in _STORE_OPTIONS})),
-            settings=ModelSettings(
-                dtype=options["dtype"], device=options["device"], is_remote_code_trusted=options["trust_remote_code"]
-            ),
-            limits=RunnerLimits(batch_tokens=options["batch_tokens"]),
-            max_tokens=options["max_seq_len"],
-            is_truncated=options["truncate"],
-            is_last_normed=options["normed_last"],
-            grace_s=options["grace"],
-            limit=options["limit"],
-            is_progress_shown=True,
-            handles_signals=True,
-        )
-    )
+    With --workers, the same command started a second time joins: the processes of both share the samples. SIGTERM to a
+    worker takes it out, SIGTERM or SIGUSR1 to the command stops all.
+    """
+    from durastore.extract.entry import extract, refuse_hopeless
+
+    local_root = Path(needed_place("local", local))
+    request = _request_of(Path(input_file), needed_place("bucket", bucket), local=local_root, options=options)
+    if options["preflight"]:
+        return _show_preflight(request, _budget_of(options), as_json=as_json)
+    refuse_hopeless(request, _budget_of(options))
+    report = extract(request)
     if as_json:
         print_json(report.render())
     else:
@@ -123,14 +149,76 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
     return report.exit_code
 
 
+def _request_of(input_path: Path, bucket: str, *, local: Path, options: dict[str, Any]) -> ExtractRequest:
+    from durastore.extract.entry import with_shard
+    from durastore.extract.job import ExtractRequest
+    from durastore.extract.runner import RunnerLimits
+    from durastore.extract.transformers_engine import ModelSettings
+    from durastore.store.opening import OptionOverrides
+
+    return with_shard(
+        ExtractRequest(
+            input=input_path,
+            model=options["model"],
+            layers=options["layers"],
+            bucket=bucket,
+            local=local,
+            options=cast(OptionOverrides, given({name: options[name] for name in _STORE_OPTIONS})),
+            settings=ModelSettings(
+                dtype=options["dtype"], device=options["device"], is_remote_code_trusted=options["trust_remote_code"]
+            ),
+            limits=RunnerLimits(batch_tokens=options["batch_tokens"], audit_share=options["audit"] or 0.0),
+            max_tokens=options["max_seq_len"],
+            is_truncated=options["truncate"],
+            is_last_normed=options["normed_last"],
+            grace_s=options["grace"],
+            limit=options["limit"],
+            is_retry=options["retry_failed"],
+            workers=options["workers"],
+            lease_s=options["lease"],
+            is_progress_shown=True,
+            handles_signals=True,
+        ),
+        options["shard"],
+    )
+
+
+def _budget_of(options: dict[str, Any]) -> Budget:
+    from durastore.extract.preflight import Budget
+
+    return Budget(
+        tokens_per_s=options["tokens_per_s"],
+        deadline_s=options["deadline"] * 3600 if options["deadline"] is not None else None,
+        price_per_hour=options["price_per_hour"],
+        price_per_gb_month=options["price_per_gb_month"],
+    )
+
+
+def _show_preflight(request: ExtractRequest, budget: Budget, *, as_json: bool) -> int:
+    from durastore.extract.preflight_look import look_ahead
+
+    facts = look_ahead(request, budget).render()
+    if as_json:
+        print_json(facts)
+    else:
+        refusals = facts.pop("refusals")
+        print_lines(f"{name}: {'not known' if value is None else value}" for name, value in facts.items())
+        print_lines(f"cannot work: {refusal}" for refusal in refusals)
+        facts["refusals"] = refusals
+    return 2 if facts["refusals"] else 0
+
+
 def _lines(report: ExtractReport) -> Iterator[str]:
     counts = report.counts
+    if report.shard != "0/1":
+        yield f"part {report.shard} of the input; the other parts are other commands' work"
     yield f"inputs {counts.inputs}: ok {counts.ok}, failed {counts.failed}, skipped {counts.skipped} (done before)"
     if counts.left:
         yield f"not attempted: {counts.left}"
     if report.duplicates:
         yield f"repeated rows left out: {report.duplicates}"
     yield f"run {report.run}: {counts.tokens} tokens, {counts.tensor_bytes} bytes of tensors, {report.elapsed_s:.1f} s"
+    yield from _check_lines(report.checks)
     for failure in report.failures[:_SHOWN]:
         name = f" ({failure.sample_id})" if failure.sample_id is not None else ""
         yield f"failed: line {failure.line}{name}: {failure.stage}: {failure.reason}"
@@ -140,3 +228,13 @@ def _lines(report: ExtractReport) -> Iterator[str]:
         names = ", ".join(report.local_only[:_SHOWN])
         more = f" and {len(report.local_only) - _SHOWN} more" if len(report.local_only) > _SHOWN else ""
         yield f"only on this machine so far: {len(report.local_only)} ({names}{more})"
+
+
+def _check_lines(checks: CheckReport) -> Iterator[str]:
+    if checks.audited:
+        yield f"audit: {checks.audited} samples alone as well, largest difference {checks.worst_difference:.2g}"
+    if checks.outlier_count:
+        yield f"states far from the usual size: {checks.outlier_count} (kept; look at them)"
+    for outlier in checks.outliers[:_SHOWN]:
+        where = f"line {outlier.line} ({outlier.sample_id}), slot {outlier.layer}"
+        yield f"  {where}: 2^{outlier.value:.1f}, usually 2^{outlier.usual:.1f}"

@@ -23,18 +23,22 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _SHOWN = 10
+_PARTLY_DONE = 3
 
 
 @click.command(epilog=EPILOG)
 @local_option
 @bucket_option
 @remote_options
+@click.option("--failed", is_flag=True, help="The samples that extractions could not do, and why, instead.")
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
-def command(*, local: str | None, bucket: str | None, as_json: bool, **remote: Any) -> int:
+def command(*, local: str | None, bucket: str | None, failed: bool, as_json: bool, **remote: Any) -> int:
     """Show what a spool root holds, also while an extractor works there; with --bucket the manifest's totals too.
 
     Takes no lock and writes nothing.
     """
+    if failed:
+        return _show_failed(Path(needed_place("local", local)), as_json=as_json)
     from durastore.store.overview import look_at_store
 
     place = resolve_place("bucket", bucket)
@@ -49,6 +53,26 @@ def command(*, local: str | None, bucket: str | None, as_json: bool, **remote: A
     if report.error is not None:
         click.echo(f"durastore: the bucket: {report.error} [{report.error.code}]", err=True)
     return report.exit_code
+
+
+def _show_failed(root: Path, *, as_json: bool) -> int:
+    """Exit code 3 while there are any: they are what an extraction left undone."""
+    from dataclasses import asdict
+
+    from durastore.extract.failure_book import load_failures
+
+    failures = load_failures(root)
+    if as_json:
+        print_json({"failed": [{**asdict(failure), "time": time_text(failure.time_ns)} for failure in failures]})
+    else:
+        print_lines(
+            f"{f.sample_id or f'line {f.line}'}: {f.stage}: {f.reason}"
+            f" (attempts {f.attempts}, runs {f.runs}, {f.worker}, {time_text(f.time_ns)}, run {f.run[:16]})"
+            for f in failures
+        )
+        if not failures:
+            print_lines(["no sample is recorded as failed"])
+    return _PARTLY_DONE if failures else 0
 
 
 def _facts(report: StatusReport, *, reserve_bytes: int) -> dict[str, Any]:

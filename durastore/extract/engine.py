@@ -35,6 +35,8 @@ class Refused:
     """One sample whose states may not be stored, and why."""
 
     reason: str
+    attempts: int = 1
+    """Passes that this took: a batch that raised is halved, until the sample stands alone."""
 
 
 class Engine(Protocol):

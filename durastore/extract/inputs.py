@@ -20,9 +20,10 @@ import xxhash
 
 from durastore.errors import InvalidInput
 from durastore.extract.rows import RawRow, RowFailure, TokenContent, parse_row
+from durastore.extract.shards import WHOLE, Shard
 from durastore.model import Digest
 
-__all__ = ["Survey", "read_all", "read_selected", "survey_input"]
+__all__ = ["LinePlace", "LineReader", "Survey", "read_all", "read_placed", "read_selected", "survey_input"]
 
 LINE_LIMIT_BYTES = 256 << 20
 _BOM = b"\xef\xbb\xbf"
@@ -41,15 +42,49 @@ class Survey:
     duplicate_lines: frozenset[int]
     """Lines that repeat an earlier line's id and content."""
     needs_tokenizer: bool
+    shard: Shard = WHOLE
+    others: int = 0
+    """Distinct samples of other shards."""
 
     @property
     def inputs(self) -> int:
-        return self.rows - len(self.duplicate_lines)
+        return self.rows - len(self.duplicate_lines) - self.others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinePlace:
+    """Where a line lies in its file."""
+
+    line: int
+    offset: int
+    size_bytes: int
+
+
+class LineReader:
+    """Single lines of an input by their places. Used from one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = _open(path)
+
+    def read(self, place: LinePlace) -> RawRow | RowFailure:
+        """The row at this place, whatever it is by now: the caller compares what it should be."""
+        data = os.pread(self._fd, place.size_bytes, place.offset)
+        if len(data) != place.size_bytes:
+            reason = f"ends after {len(data)} of {place.size_bytes} bytes: the file was cut since it was read first"
+            return RowFailure(line=place.line, sample_id=None, stage="read", reason=reason)
+        return parse_row(data, line=place.line)
+
+    def close(self) -> None:
+        """Safe to repeat."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
     number: int
+    offset: int
     data: bytes
     size_bytes: int
     """Of the line as it lies in the file; more than `data` where the line was over the limit."""
@@ -70,6 +105,12 @@ class _Ids:
         facts = (int(hexes[:16], 16), int(hexes[16:], 16), int(row.content_digest.hex[:16], 16), row.line)
         for column, value in zip(self._columns, facts, strict=True):
             column.append(value)
+
+    def count_others(self, shard: Shard) -> int:
+        """Distinct ids that are not in this shard; as `Shard.has`, at once."""
+        high, low = (np.frombuffer(column, dtype=np.uint64) for column in self._columns[:2])
+        others = high % np.uint64(shard.count) != np.uint64(shard.index)
+        return len(np.unique(np.stack((high[others], low[others])), axis=1).T) if others.any() else 0
 
     def duplicate_lines(self) -> frozenset[int]:
         """Lines that repeat an earlier one exactly; `InvalidInput` for one id with two contents."""
@@ -125,11 +166,12 @@ class _Lines:
                 if not data:
                     return
                 number += 1
+                offset = self.size_bytes
                 size = self._pass(data) + self._skip_rest(stream, data)
                 if number == 1 and data.startswith(_BOM):
-                    data, size = data[len(_BOM) :], size - len(_BOM)
+                    data, size, offset = data[len(_BOM) :], size - len(_BOM), len(_BOM)
                 if data.strip():
-                    yield _Line(number=number, data=data, size_bytes=size)
+                    yield _Line(number=number, offset=offset, data=data, size_bytes=size)
 
     def _pass(self, data: bytes) -> int:
         self._hasher.update(data)
@@ -150,8 +192,9 @@ def _parse(line: _Line) -> RawRow | RowFailure:
     return parse_row(line.data, line=line.number)
 
 
-def survey_input(path: Path, *, limit: int | None = None) -> Survey:
-    """Read the first `limit` rows (all by default) and check their ids, before anything else is started.
+def survey_input(path: Path, *, limit: int | None = None, shard: Shard = WHOLE) -> Survey:
+    """Read the first `limit` rows (all by default) and check their ids, before anything else is started. All rows are
+    checked, whatever the shard.
 
     Raises `InvalidInput` if the file cannot be read or one id stands for two contents, naming both lines. Writes
     nothing; safe to repeat.
@@ -177,25 +220,43 @@ def survey_input(path: Path, *, limit: int | None = None) -> Survey:
         unreadable=unreadable,
         duplicate_lines=ids.duplicate_lines(),
         needs_tokenizer=needs_tokenizer,
+        shard=shard,
+        others=ids.count_others(shard) + (unreadable if shard.index else 0),
     )
 
 
 def read_selected(survey: Survey) -> Iterator[RawRow | RowFailure]:
-    """The surveyed rows in file order, repeats left out: exactly `survey.inputs` items.
+    """The rows of `read_placed` without their places."""
+    for _, row in read_placed(survey):
+        yield row
+
+
+def read_placed(survey: Survey) -> Iterator[tuple[LinePlace, RawRow | RowFailure]]:
+    """The surveyed rows in file order, repeats left out: exactly `survey.inputs` items, with where they lie.
 
     Raises `InvalidInput` at the end if these bytes are not the bytes that were surveyed (their ids were then never
     checked as a whole); bytes appended since are not read, the next run takes them.
     """
-    for row in read_all(survey):
-        if row.line not in survey.duplicate_lines:
-            yield row
+    for place, row in _read_all(survey):
+        if place.line in survey.duplicate_lines:
+            continue
+        # A row without a usable rest still has the id that the survey did not count: it goes with the unreadable ones.
+        if survey.shard.has(row.sample_id if isinstance(row, RawRow) else None):
+            yield place, row
 
 
 def read_all(survey: Survey) -> Iterator[RawRow | RowFailure]:
-    """The surveyed rows in file order, repeats included: exactly `survey.rows` items. Raises as `read_selected`."""
+    """The surveyed rows of all shards in file order, repeats included: exactly `survey.rows` items. Raises as
+    `read_placed`.
+    """
+    for _, row in _read_all(survey):
+        yield row
+
+
+def _read_all(survey: Survey) -> Iterator[tuple[LinePlace, RawRow | RowFailure]]:
     lines = _Lines(survey.path)
     for line in lines.read(end=survey.size_bytes):
-        yield _parse(line)
+        yield LinePlace(line=line.number, offset=line.offset, size_bytes=len(line.data)), _parse(line)
     if lines.size_bytes != survey.size_bytes or lines.digest() != survey.digest:
         raise InvalidInput(
             f"input {survey.path} changed while it was being read",

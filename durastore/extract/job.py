@@ -17,15 +17,17 @@ from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.config import resolve_options
 from durastore.errors import DurastoreError, StoreClosed
 from durastore.extract.engine import Engine
+from durastore.extract.failure_book import FailureBook
 from durastore.extract.inputs import Survey, read_selected, survey_input
 from durastore.extract.layers import LayerPlan, parse_layers
-from durastore.extract.ledger import Ledger
 from durastore.extract.model_identity import ModelIdentity, ModelSource, identify_model, resolve_model
 from durastore.extract.ports import SampleStore
 from durastore.extract.progress import shown_progress
+from durastore.extract.records import Records
 from durastore.extract.report import ExtractReport
 from durastore.extract.rows import RowFailure, TokenRow
 from durastore.extract.runner import RunnerLimits, run_rows
+from durastore.extract.shards import WHOLE, Shard
 from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import Tally
 from durastore.extract.tokens import LengthRule, TransformersTokenizer, tokenise
@@ -34,7 +36,17 @@ from durastore.model import Run
 from durastore.observe.events import LOGGER
 from durastore.store.opening import OptionOverrides, open_store
 
-__all__ = ["ExtractRequest", "RunPlan", "describe_run", "plan_run", "run_extract"]
+__all__ = [
+    "EngineFactory",
+    "ExtractRequest",
+    "RunPlan",
+    "describe_run",
+    "is_wanted_again",
+    "plan_run",
+    "run_extract",
+    "transformers_engine",
+    "wanted_rows",
+]
 
 
 class EngineFactory(Protocol):
@@ -62,6 +74,13 @@ class ExtractRequest:
     is_last_normed: bool = False
     grace_s: float = 60.0
     limit: int | None = None
+    shard: Shard = WHOLE
+    is_retry: bool = False
+    """Only samples that are recorded as failed."""
+    workers: int | None = None
+    """Processes of this machine that share the input; None: this process alone."""
+    lease_s: float = 900.0
+    """A worker that says nothing for so long loses its samples to the others."""
     is_progress_shown: bool = False
     handles_signals: bool = False
     """Only the main thread of a process that does nothing else may set it."""
@@ -114,12 +133,32 @@ def plan_run(request: ExtractRequest) -> RunPlan:
     )
 
 
-def _transformers(source: ModelSource, plan: LayerPlan, *, settings: ModelSettings) -> Engine:
+def wanted_rows(
+    survey: Survey, plan: RunPlan, *, store: SampleStore, book: FailureBook | None
+) -> Iterator[TokenRow | RowFailure]:
+    """The rows of the survey as the model sees them; with a book only those that it knows as failed, and what is done.
+
+    The others then stay without an outcome, which the report tells.
+    """
+    for row in read_selected(survey):
+        wanted = row if isinstance(row, RowFailure) else tokenise(row, plan.tokenizer, rule=plan.rule)
+        if book is None or is_wanted_again(wanted, store=store, book=book):
+            yield wanted
+
+
+def is_wanted_again(row: TokenRow | RowFailure, *, store: SampleStore, book: FailureBook) -> bool:
+    """Whether `--retry-failed` looks at this row: it failed, or it is done."""
+    if book.knows(str(row.sample_id) if row.sample_id is not None else None, row.line):
+        return True
+    return isinstance(row, TokenRow) and store.contains(str(row.sample_id), input_digest=row.input_digest.hex)
+
+
+def transformers_engine(source: ModelSource, plan: LayerPlan, *, settings: ModelSettings) -> Engine:
     return TransformersEngine(source, plan, settings=settings)
 
 
 def run_extract(
-    request: ExtractRequest, *, engine_factory: EngineFactory = _transformers, clock: Clock = SYSTEM_CLOCK
+    request: ExtractRequest, *, engine_factory: EngineFactory = transformers_engine, clock: Clock = SYSTEM_CLOCK
 ) -> ExtractReport:
     """Extract every input that is not done yet and bring it to the bucket.
 
@@ -128,18 +167,13 @@ def run_extract(
     to repeat: the same call goes on where this one ended.
     """
     resolve_options(dict(request.options))
-    survey = survey_input(request.input, limit=request.limit)
+    survey = survey_input(request.input, limit=request.limit, shard=request.shard)
     plan = plan_run(request)
-
-    def rows() -> Iterator[TokenRow | RowFailure]:
-        for row in read_selected(survey):
-            yield row if isinstance(row, RowFailure) else tokenise(row, plan.tokenizer, rule=plan.rule)
-
     store = open_store(request.bucket, local=request.local, run=plan.run, **request.options)
     try:
         engine = engine_factory(plan.source, plan.layers, settings=request.settings)
         session = _Session(request=request, survey=survey, run=Run.of(plan.run), clock=clock)
-        return session.work_off(rows(), store, engine=engine)
+        return session.work_off(plan, store, engine=engine)
     finally:
         # The flush is behind us, or was given up, or an error is on its way: do not wait for the network again.
         try:
@@ -155,35 +189,33 @@ class _Session:
     run: Run
     clock: Clock
 
-    def work_off(self, rows: Iterator[TokenRow | RowFailure], store: SampleStore, *, engine: Engine) -> ExtractReport:
-        ledger = Ledger(self.request.local, clock=self.clock)
-        try:
+    def work_off(self, plan: RunPlan, store: SampleStore, *, engine: Engine) -> ExtractReport:
+        with Records(self.request.local, run=self.run.digest.hex, clock=self.clock) as records:
+            ledger = records.ledger
             ledger.start(run=self.run.digest.hex, inputs=self.survey.inputs, input=str(self.request.input))
             try:
                 with ledger.hearing(LOGGER):
-                    report = self._work_off(rows, store, engine=engine, ledger=ledger)
+                    book = records.book if self.request.is_retry else None
+                    rows = wanted_rows(self.survey, plan, store=store, book=book)
+                    report = self._work_off(rows, store, engine=engine, records=records)
             finally:
                 engine.close()
-            counts = report.counts
-            ledger.note(
-                "END",
-                exit_code=report.exit_code,
-                ok=counts.ok,
-                failed=counts.failed,
-                skipped=counts.skipped,
-                not_attempted=counts.left,
-                local_only=len(report.local_only),
-                error=str(report.error) if report.error is not None else None,
-            )
+            ledger.end(report)
             return report
-        finally:
-            ledger.close()
 
     def _work_off(
-        self, rows: Iterator[TokenRow | RowFailure], store: SampleStore, *, engine: Engine, ledger: Ledger
+        self,
+        rows: Iterator[TokenRow | RowFailure],
+        store: SampleStore,
+        *,
+        engine: Engine,
+        records: Records,
     ) -> ExtractReport:
         start = self.clock.monotonic()
-        tally = Tally(self.survey.inputs, record=ledger.failure)
+        settle = records.book.settle
+        tally = Tally(
+            self.survey.inputs, record=records.failure, settle=lambda row, _: settle(str(row.sample_id), row.line)
+        )
         switch = StopSwitch(grace_s=self.request.grace_s, clock=self.clock)
         with self._signals(switch), self._progress(tally, store):
             outcome = run_rows(rows, store, engine=engine, bookkeeping=(tally, switch), limits=self.request.limits)
@@ -193,12 +225,14 @@ class _Session:
             rows=self.survey.rows,
             duplicates=len(self.survey.duplicate_lines),
             failures=tally.failures(),
-            failures_file=str(ledger.failures_path),
+            failures_file=str(records.ledger.failures_path),
+            shard=str(self.request.shard),
             elapsed_s=self.clock.monotonic() - start,
             signal=switch.signal,
             error=outcome.error,
             local_only=() if outcome.is_flushed else tuple(store.status().only_local_ids),
             is_abandoned=outcome.is_abandoned,
+            checks=outcome.checks,
         )
 
     def _signals(self, switch: StopSwitch) -> AbstractContextManager[object]:

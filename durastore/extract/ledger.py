@@ -16,6 +16,7 @@ from pathlib import Path
 
 from durastore.clock import Clock
 from durastore.errors import DiskFailed
+from durastore.extract.report import ExtractReport
 from durastore.extract.rows import RowFailure
 
 __all__ = ["FAILURES_FILE", "LOG_FILE", "Ledger"]
@@ -61,9 +62,11 @@ class _Appended:
 class Ledger:
     """Log and failures of one process's run. Raises `DiskFailed` where a line cannot be written."""
 
-    def __init__(self, root: Path, *, clock: Clock) -> None:
+    def __init__(self, root: Path, *, clock: Clock, run: str = "", worker: str = "") -> None:
+        """`run`: the run's digest, if `start` does not tell it. `worker`: what tells this process from the others."""
         self._clock = clock
-        self._run = ""
+        self.worker = worker or f"pid {os.getpid()}"
+        self._run = run
         self._log = _Appended(root / LOG_FILE)
         self._failures = _Appended(root / FAILURES_FILE)
         self.failures_path = root / FAILURES_FILE
@@ -78,6 +81,20 @@ class Ledger:
         shown = " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in facts.items())
         self._log.append(f"{self._now()} {event} {shown}".rstrip())
 
+    def end(self, report: ExtractReport) -> None:
+        """The marker of an end, with the counts."""
+        counts = report.counts
+        self.note(
+            "END",
+            exit_code=report.exit_code,
+            ok=counts.ok,
+            failed=counts.failed,
+            skipped=counts.skipped,
+            not_attempted=counts.left,
+            local_only=len(report.local_only),
+            error=str(report.error) if report.error is not None else None,
+        )
+
     def failure(self, failure: RowFailure) -> None:
         """One JSON object per failure. The sample is not done, so the next run tries it again."""
         entry = {
@@ -87,6 +104,8 @@ class Ledger:
             "id": str(failure.sample_id) if failure.sample_id is not None else None,
             "stage": failure.stage,
             "reason": failure.reason,
+            "attempts": failure.attempts,
+            "worker": self.worker,
         }
         self._failures.append(json.dumps(entry, ensure_ascii=False))
 

@@ -7,11 +7,12 @@ outcome or a sample is only on this machine.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from durastore.errors import DurastoreError
 from durastore.extract.rows import RowFailure
+from durastore.extract.semantic import CheckReport
 from durastore.extract.tally import Counts
 
 __all__ = ["ExtractReport"]
@@ -32,6 +33,8 @@ class ExtractReport:
     """The first thousand."""
     failures_file: str
     elapsed_s: float
+    shard: str
+    """Which part of the input these are the counts of; `0/1` is all of it."""
     signal: int | None
     error: DurastoreError | None
     """What ended the run early, or kept samples from the bucket."""
@@ -39,6 +42,7 @@ class ExtractReport:
     """Samples that are durable on this machine but not in the bucket's manifest."""
     is_abandoned: bool
     """The grace time ended before everything was flushed; threads may still be waiting for the network."""
+    checks: CheckReport = field(default_factory=CheckReport)
 
     @property
     def exit_code(self) -> int:
@@ -62,10 +66,12 @@ class ExtractReport:
             "duplicates": self.duplicates,
             "tokens": self.counts.tokens,
             "tensor_bytes": self.counts.tensor_bytes,
+            "shard": self.shard,
             "elapsed_s": round(self.elapsed_s, 3),
             "interrupted_by": signal.Signals(self.signal).name if self.signal is not None else None,
             "error": {"code": self.error.code, "message": self.error.message} if self.error is not None else None,
             "local_only": list(self.local_only),
+            "checks": self.checks.render(),
             "failures_file": self.failures_file,
             "failures": [
                 {
@@ -73,6 +79,7 @@ class ExtractReport:
                     "id": str(failure.sample_id) if failure.sample_id is not None else None,
                     "stage": failure.stage,
                     "reason": failure.reason,
+                    "attempts": failure.attempts,
                 }
                 for failure in self.failures
             ],

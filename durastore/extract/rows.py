@@ -42,8 +42,10 @@ class RowFailure:
     line: int
     sample_id: SampleId | None
     stage: str
-    """Where it failed: read, tokenise, length, model, states, store."""
+    """Where it failed: read, tokenise, length, model, states, audit, worker, store."""
     reason: str
+    attempts: int = 1
+    """How often the model (or what comes before it) was asked for it in this run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,19 +6,21 @@ Must never decide from a file's existence that something is done, and must never
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from durastore.errors import ConfigError, DurastoreError, EngineFailed
+from durastore.extract.audit import Audit
 from durastore.extract.batching import batches
 from durastore.extract.engine import Engine, Extracted, Refused
 from durastore.extract.ports import SampleStore
 from durastore.extract.rows import RowFailure, TokenRow
+from durastore.extract.semantic import CheckReport
 from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import Tally
 from durastore.extract.writer import StoreWriter
 
-__all__ = ["Outcome", "RunnerLimits", "run_rows"]
+__all__ = ["Outcome", "RunnerLimits", "run_batches", "run_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,8 @@ class RunnerLimits:
     """Tokens of a batch, padding included."""
     queue_bytes: int = 1 << 30
     """Memory for states that wait to be stored."""
+    audit_share: float = 0.0
+    """Of the samples, 0 to 1: those that go through the model alone as well, to compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,7 @@ class Outcome:
     """Everything that was put is in the bucket's manifest."""
     is_abandoned: bool
     """The grace time ended before the flush did."""
+    checks: CheckReport = field(default_factory=CheckReport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,7 @@ class _Work:
     tally: Tally
     switch: StopSwitch
     writer: StoreWriter
+    audit: Audit
 
     @property
     def is_over(self) -> bool:
@@ -68,13 +74,50 @@ def run_rows(
     Never raises for a sample. What ends the run early (the store, the model, the input, a signal) is in the outcome;
     what was stored until then is whole. Same call again: goes on with what is not done.
     """
+
+    def cut(work: _Work) -> Iterator[list[TokenRow]]:
+        return batches(_not_done(work, rows), batch_tokens=limits.batch_tokens)
+
+    return _run(cut, store, engine=engine, bookkeeping=bookkeeping, limits=limits)
+
+
+def run_batches(
+    source: Iterable[Sequence[TokenRow | RowFailure]],
+    store: SampleStore,
+    *,
+    engine: Engine,
+    bookkeeping: tuple[Tally, StopSwitch],
+    limits: RunnerLimits,
+) -> Outcome:
+    """As `run_rows`, for rows that somebody else cut into batches; a batch is asked for when the last one is handed on.
+
+    The source is asked no more once the run is over, so it may wait for as long as its own look at the switch allows.
+    """
+
+    def cut(work: _Work) -> Iterator[list[TokenRow]]:
+        for batch in source:
+            if rows := list(_not_done(work, batch)):
+                yield rows
+
+    return _run(cut, store, engine=engine, bookkeeping=bookkeeping, limits=limits)
+
+
+def _run(
+    cut: Callable[[_Work], Iterator[list[TokenRow]]],
+    store: SampleStore,
+    *,
+    engine: Engine,
+    bookkeeping: tuple[Tally, StopSwitch],
+    limits: RunnerLimits,
+) -> Outcome:
     tally, switch = bookkeeping
     writer = StoreWriter(store, tally, limit_bytes=limits.queue_bytes)
-    work = _Work(store=store, engine=engine, tally=tally, switch=switch, writer=writer)
+    audit = Audit(share=limits.audit_share, note=writer.watch.audited)
+    work = _Work(store=store, engine=engine, tally=tally, switch=switch, writer=writer, audit=audit)
     writer.start()
     error: Exception | None = None
     try:
-        _work_off(work, rows, batch_tokens=limits.batch_tokens)
+        _work_off(work, cut(work))
     except Exception as exc:  # noqa: BLE001 - reported after the queue is stored: what the model has done must not be lost with it
         error = exc
     writer.finish()
@@ -85,6 +128,7 @@ def run_rows(
         error=_as_reported(error or writer.error),
         is_flushed=is_done and writer.error is None,
         is_abandoned=not is_done,
+        checks=writer.watch.report(),
     )
 
 
@@ -96,17 +140,18 @@ def _as_reported(error: Exception | None) -> DurastoreError | None:
     return wrapped
 
 
-def _work_off(work: _Work, rows: Iterable[TokenRow | RowFailure], *, batch_tokens: int) -> None:
+def _work_off(work: _Work, cut: Iterator[list[TokenRow]]) -> None:
     is_started = False
-    for batch in batches(_not_done(work, rows), batch_tokens=batch_tokens):
+    for batch in cut:
         if work.is_over:
             return
         if not is_started:  # a finished run costs no model load
             work.engine.start()
             is_started = True
-        for row, result in zip(batch, _extract(work.engine, batch), strict=True):
+        results = work.audit.with_second_look(work.engine, batch, results=_extract(work.engine, batch))
+        for row, result in zip(batch, results, strict=True):
             if isinstance(result, Refused):
-                work.tally.add_failed(_failed(row, reason=result.reason))
+                work.tally.add_failed(_failed(row, result))
             elif not work.writer.submit(row, result, may_wait=lambda: not work.switch.is_expired):
                 return
 
@@ -118,12 +163,12 @@ def _not_done(work: _Work, rows: Iterable[TokenRow | RowFailure]) -> Iterator[To
         if isinstance(row, RowFailure):
             work.tally.add_failed(row)
         elif work.store.contains(str(row.sample_id), input_digest=row.input_digest.hex):  # INV-8
-            work.tally.add_skipped()
+            work.tally.add_skipped(row)
         else:
             yield row
 
 
-def _extract(engine: Engine, batch: Sequence[TokenRow]) -> list[Extracted | Refused]:
+def _extract(engine: Engine, batch: Sequence[TokenRow], *, attempts: int = 1) -> list[Extracted | Refused]:
     """The batch's results; a batch that raises is halved until the sample that cannot be done stands alone."""
     outcome = _attempt(engine, batch)
     if not isinstance(outcome, str):
@@ -133,9 +178,9 @@ def _extract(engine: Engine, batch: Sequence[TokenRow]) -> list[Extracted | Refu
     if sickness is not None:
         raise EngineFailed(f"the model cannot go on: {sickness}", hint=f"the last batch failed with {outcome}")
     if len(batch) == 1:
-        return [Refused(reason=outcome)]
-    middle = len(batch) // 2
-    return _extract(engine, batch[:middle]) + _extract(engine, batch[middle:])
+        return [Refused(reason=outcome, attempts=attempts)]
+    halves = batch[: len(batch) // 2], batch[len(batch) // 2 :]
+    return [result for half in halves for result in _extract(engine, half, attempts=attempts + 1)]
 
 
 def _attempt(engine: Engine, batch: Sequence[TokenRow]) -> list[Extracted | Refused] | str:
@@ -150,5 +195,7 @@ def _attempt(engine: Engine, batch: Sequence[TokenRow]) -> list[Extracted | Refu
     return results
 
 
-def _failed(row: TokenRow, *, reason: str) -> RowFailure:
-    return RowFailure(line=row.line, sample_id=row.sample_id, stage="states", reason=reason)
+def _failed(row: TokenRow, refused: Refused) -> RowFailure:
+    return RowFailure(
+        line=row.line, sample_id=row.sample_id, stage="states", reason=refused.reason, attempts=refused.attempts
+    )

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a request to stop, with a deadline.
+"""SIGTERM, SIGUSR1 and SIGINT as a request to stop, with a deadline.
 
 Duty: note the first signal and when it came; leave at once at a SIGINT after it. Handlers take no lock and free
 nothing. Must never turn a signal into data loss: what `put` has returned for survives even the second SIGINT.
@@ -30,8 +30,8 @@ class StopSwitch:
 
     @property
     def signal(self) -> int | None:
-        """The signal that asked for the stop."""
-        return self._signal
+        """The signal that asked for the stop; SIGTERM for SIGUSR1, which asks for the same."""
+        return signal.SIGTERM if self._signal == signal.SIGUSR1 else self._signal
 
     @property
     def is_expired(self) -> bool:
@@ -46,8 +46,12 @@ class StopSwitch:
 
     @contextmanager
     def installed(self) -> Iterator[StopSwitch]:
-        """Handle SIGTERM and SIGINT until the block is left. Main thread only."""
-        previous = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        """Handle SIGTERM, SIGINT and SIGUSR1 (a batch system's word before the time is up) until the block is left.
+
+        Main thread only.
+        """
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+        previous = {number: signal.signal(number, self._handle) for number in numbers}
         try:
             yield self
         finally:

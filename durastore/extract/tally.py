@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from durastore.extract.rows import RowFailure
+from durastore.extract.rows import RowFailure, TokenRow
 
 __all__ = ["Counts", "Tally"]
 
@@ -36,23 +36,34 @@ class Counts:
 
 
 class Tally:
-    """The counts of one run. `record` is called with each failure, under the lock, before it is counted."""
+    """The counts of one run. `record` is called with each failure and `settle` with each row that is stored, now (with
+    the bytes of its tensors) or before (with 0), under the lock, before it is counted.
+    """
 
-    def __init__(self, inputs: int, *, record: Callable[[RowFailure], None]) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        *,
+        record: Callable[[RowFailure], None],
+        settle: Callable[[TokenRow, int], None] = lambda row, tensor_bytes: None,
+    ) -> None:
         self._lock = threading.Lock()
         self._record = record
+        self._settle = settle
         self._inputs = inputs
         self._ok = self._failed = self._skipped = self._tokens = self._bytes = 0
         self._failures: list[RowFailure] = []
 
-    def add_ok(self, *, tokens: int, tensor_bytes: int) -> None:
+    def add_ok(self, row: TokenRow, *, tensor_bytes: int) -> None:
         with self._lock:
+            self._settle(row, tensor_bytes)
             self._ok += 1
-            self._tokens += tokens
+            self._tokens += len(row.input_ids)
             self._bytes += tensor_bytes
 
-    def add_skipped(self) -> None:
+    def add_skipped(self, row: TokenRow) -> None:
         with self._lock:
+            self._settle(row, 0)
             self._skipped += 1
 
     def add_failed(self, failure: RowFailure) -> None:

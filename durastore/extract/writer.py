@@ -19,6 +19,7 @@ from durastore.errors import EngineFailed, InvalidInput
 from durastore.extract.engine import Extracted
 from durastore.extract.ports import SampleStore
 from durastore.extract.rows import RowFailure, TokenRow
+from durastore.extract.semantic import StateWatch, find_row_fault
 from durastore.extract.tally import Tally
 
 __all__ = ["StoreWriter"]
@@ -47,6 +48,7 @@ class StoreWriter:
         self._tally = tally
         self._limit_bytes = limit_bytes
         self._staging = staging
+        self.watch = StateWatch()
         self._changed = threading.Condition()
         self._queue: deque[_Job] = deque()
         self._held_bytes = 0
@@ -150,7 +152,8 @@ class StoreWriter:
             ready: list[tuple[_Job, Mapping[str, Any]]] = []
             for job in jobs:
                 tensors = _on_host(job)
-                fault = job.find_fault(tensors)
+                fault = find_row_fault(job.row, tensors) or job.find_fault(tensors)
+                fault = fault or self.watch.find_fault(job.row, tensors)
                 if fault is None:
                     ready.append((job, tensors))
                 else:
@@ -182,7 +185,7 @@ class StoreWriter:
             return
         for job, tensors in ready:
             tensor_bytes = sum(int(tensor.nbytes) for tensor in tensors.values())
-            self._tally.add_ok(tokens=len(job.row.input_ids), tensor_bytes=tensor_bytes)
+            self._tally.add_ok(job.row, tensor_bytes=tensor_bytes)
 
 
 def _staging_for(extracted: Extracted) -> Staging:

@@ -1,26 +1,43 @@
-"""A small real model, and one extraction that can be run as often as wanted."""
+"""A small model, an input file, a spool root and a bucket to extract with, as often as wanted."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import durastore
 from durastore.demo.seaweed import SeaweedServer
-from durastore.extract.job import ExtractRequest, run_extract
+from durastore.extract.engine import Engine, Extracted, Refused
+from durastore.extract.job import ExtractRequest, run_extract, transformers_engine
+from durastore.extract.layers import LayerPlan
+from durastore.extract.model_identity import ModelSource
 from durastore.extract.report import ExtractReport
+from durastore.extract.rows import TokenRow
 from durastore.extract.runner import RunnerLimits
 from durastore.extract.transformers_engine import ModelSettings
 from durastore.store.opening import OptionOverrides
 
-__all__ = ["Job", "make_model"]
-
+ROOT = Path(__file__).parents[2]
 WORDS = ["<unk>", "<|user|>", "<|end|>", *(f"w{n}" for n in range(60))]
 TEMPLATE = "{% for m in messages %}<|user|> {{ m['content'] }} <|end|> {% endfor %}"
+FORWARDS = "DURASTORE_TEST_FORWARDS"
+"""Environment variable: the file that `counting_engine` adds a line to for each sample of a pass."""
+
+
+HELD = ".held"
+"""Suffix of a file beside that one: while it exists, passes wait."""
 
 
 def make_model(folder: Path) -> Path:
@@ -57,7 +74,7 @@ class Job:
         lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
         self.input.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
-    def run(self, **changes: Any) -> ExtractReport:
+    def request(self, **changes: Any) -> ExtractRequest:
         values: dict[str, Any] = {
             "input": self.input,
             "model": str(self._model),
@@ -68,7 +85,112 @@ class Job:
             "settings": ModelSettings(device="cpu"),
             "limits": RunnerLimits(batch_tokens=64),
         }
-        return run_extract(ExtractRequest(**{**values, **changes}))
+        return ExtractRequest(**{**values, **changes})
+
+    def run(self, **changes: Any) -> ExtractReport:
+        return run_extract(self.request(**changes))
 
     def dataset(self) -> durastore.Dataset:
         return durastore.Dataset(self.bucket, endpoint_url=self.options["endpoint_url"], addressing_style="path")
+
+
+def extract_command(job: Job, model: Path, *more: str) -> list[str]:
+    arguments = ["extract", str(job.input), "--model", str(model), "--layers", "2,last", "--device", "cpu", "--json"]
+    place = ["--bucket", job.bucket, "--local", str(job.root), "--endpoint-url", str(job.options["endpoint_url"])]
+    return [*arguments, *place, "--addressing-style", "path", *more]
+
+
+def extracting(job: Job, model: Path, env: dict[str, str], *more: str) -> subprocess.Popen[str]:
+    """An extraction in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "durastore_cli.main", *extract_command(job, model, *more)],
+        env={**env, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}", "DURASTORE_SEAL_AGE_S": "0.2"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+class _Counting:
+    """An engine that writes down which samples it was asked for before it works."""
+
+    def __init__(self, engine: Engine, path: Path) -> None:
+        self._engine = engine
+        self._path = path
+
+    def start(self) -> None:
+        self._engine.start()
+
+    def health(self) -> str | None:
+        return self._engine.health()
+
+    def extract(self, batch: Sequence[TokenRow]) -> list[Extracted | Refused]:
+        with self._path.open("ab", buffering=0) as stream:
+            stream.write("".join(f"{os.getpid()} {row.sample_id}\n" for row in batch).encode())
+        while self._path.with_suffix(HELD).exists():
+            time.sleep(0.02)
+        return self._engine.extract(batch)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def counting_engine(source: ModelSource, plan: LayerPlan, *, settings: ModelSettings) -> Engine:
+    """For workers: the real engine, counted."""
+    return _Counting(transformers_engine(source, plan, settings=settings), Path(os.environ[FORWARDS]))
+
+
+FAULTS = "DURASTORE_TEST_FAULTS"
+"""Environment variable: a JSON file of sample id -> how `faulty_engine` fails it."""
+
+
+class _Faulty:
+    """An engine with planned faults; the file is read at each pass, so that a cause can go away."""
+
+    def __init__(self, engine: Engine, path: Path) -> None:
+        self._engine = engine
+        self._path = path
+
+    def start(self) -> None:
+        self._engine.start()
+
+    def health(self) -> str | None:
+        return self._engine.health()
+
+    def extract(self, batch: Sequence[TokenRow]) -> list[Extracted | Refused]:
+        faults = json.loads(self._path.read_text(encoding="utf-8"))
+        planned = [faults.get(str(row.sample_id)) for row in batch]
+        if "kill" in planned:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "oom" in planned:
+            raise torch.OutOfMemoryError("CUDA out of memory (planned)")
+        if "timeout" in planned:
+            raise TimeoutError("no answer in 120 s (planned)")
+        results = self._engine.extract(batch)
+        return [_spoilt(result, fault) for result, fault in zip(results, planned, strict=True)]
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def _spoilt(result: Extracted | Refused, fault: str | None) -> Extracted | Refused:
+    if fault is None or isinstance(result, Refused):
+        return result
+    tensors = dict(result.tensors)
+    states = tensors["hidden_states"].clone()
+    if fault == "nan":
+        states[-1, 1, 3] = float("nan")
+    elif fault == "zero":
+        states[:, 0] = 0
+    elif fault == "constant":
+        states[:] = 1
+    elif fault == "short":
+        states = states[:-1]
+    elif fault == "mismatch":
+        tensors["input_ids"] = tensors["input_ids"][::-1].copy()
+    return replace(result, tensors={**tensors, "hidden_states": states})
+
+
+def faulty_engine(source: ModelSource, plan: LayerPlan, *, settings: ModelSettings) -> Engine:
+    """For workers: the counted engine, with the faults that are planned at the moment."""
+    return _Faulty(counting_engine(source, plan, settings=settings), Path(os.environ[FAULTS]))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,7 @@ from durastore.extract.runner import RunnerLimits
 from durastore.extract.transformers_engine import ModelSettings
 from durastore.model import SampleId
 from durastore_cli.main import run
-from tests.integration.extract_lab import Job, make_model
-
-ROOT = Path(__file__).parents[2]
+from tests.integration.extract_lab import Job, extract_command, extracting, make_model
 
 
 @pytest.fixture(scope="module")
@@ -143,23 +139,6 @@ def test_stored_states_equal_a_forward_pass_of_their_own(job: Job, model_folder:
 # --- the command line ----------------------------------------------------------------------------------------------
 
 
-def _command(job: Job, model: Path, *more: str) -> list[str]:
-    arguments = ["extract", str(job.input), "--model", str(model), "--layers", "2,last", "--device", "cpu", "--json"]
-    place = ["--bucket", job.bucket, "--local", str(job.root), "--endpoint-url", str(job.options["endpoint_url"])]
-    return [*arguments, *place, "--addressing-style", "path", *more]
-
-
-def _extracting(job: Job, model: Path, env: dict[str, str]) -> subprocess.Popen[str]:
-    """An extraction in a process of its own, one sample a batch."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "durastore_cli.main", *_command(job, model, "--batch-tokens", "5")],
-        env={**env, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}", "DURASTORE_SEAL_AGE_S": "0.2"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def _wait_for_packs(job: Job, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 60
     while not any(path.stat().st_size > 20_000 for path in job.root.glob("w-*/packs/*")):
@@ -177,7 +156,7 @@ def test_stop_ends_an_extraction_cleanly_and_the_same_command_resumes(
 ) -> None:
     inputs = 250
     job.write(*({"id": f"s{n}", "input_ids": [n % 60] * 5} for n in range(inputs)))
-    first = _extracting(job, model_folder, aws_env)
+    first = extracting(job, model_folder, aws_env, "--batch-tokens", "5")
     _wait_for_packs(job, first)
     assert run(["stop", "--local", str(job.root), "--grace", "60", "--json"]) == 0
     stopped = json.loads(capsys.readouterr().out)["processes"]
@@ -191,7 +170,7 @@ def test_stop_ends_an_extraction_cleanly_and_the_same_command_resumes(
     assert len(job.dataset()) == report["ok"]
 
     monkeypatch.setenv("DURASTORE_SEAL_AGE_S", "0.2")
-    assert run(_command(job, model_folder)) == 0
+    assert run(extract_command(job, model_folder)) == 0
     out, err = capsys.readouterr()
     resumed = json.loads(out)
     assert (resumed["skipped"], resumed["ok"]) == (report["ok"], inputs - report["ok"])
@@ -210,7 +189,7 @@ def test_a_second_sigint_leaves_at_once_and_costs_no_stored_sample(
     job: Job, model_folder: Path, aws_env: dict[str, str]
 ) -> None:
     job.write(*({"id": f"s{n}", "input_ids": [n % 60] * 5} for n in range(250)))
-    process = _extracting(job, model_folder, aws_env)
+    process = extracting(job, model_folder, aws_env, "--batch-tokens", "5")
     _wait_for_packs(job, process)
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
@@ -223,3 +202,59 @@ def test_a_second_sigint_leaves_at_once_and_costs_no_stored_sample(
     assert (report.error, report.exit_code) == (None, 0)
     assert report.counts.skipped > 0
     assert len(job.dataset()) == 250
+
+
+def test_a_preflight_counts_what_is_left_and_writes_nothing(
+    job: Job, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.write(*({"id": f"s{n}", "input_ids": [n] * 4} for n in range(10)), "{", {"id": "long", "input_ids": [1] * 41})
+    command = extract_command(job, model_folder, "--preflight", "--tokens-per-s", "8")
+    assert run(command) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["samples"], facts["tokens"], facts["longest_tokens"], facts["seconds"]) == (10, 40, 4, 5.0)
+    assert not job.root.exists()
+    assert job.run(layers="2,last").counts.ok == 10
+    job.write(*({"id": f"s{n}", "input_ids": [n] * 4} for n in range(13)))
+    assert run(command) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 3
+    assert run([*command, "--layers", "1"]) == 2  # another run
+    assert "run-mismatch" in capsys.readouterr().err
+
+
+def test_a_deadline_that_cannot_be_kept_is_refused_before_anything_is_written(
+    job: Job, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.write(*({"id": f"s{n}", "input_ids": [n] * 30} for n in range(10)))
+    limits = ["--deadline", "0.01", "--tokens-per-s", "5"]
+    assert run(extract_command(job, model_folder, *limits)) == 2
+    assert "the deadline is in 36 s" in capsys.readouterr().err
+    assert not job.root.exists()
+    assert run(extract_command(job, model_folder, "--deadline", "1")) == 2
+    assert "--tokens-per-s" in capsys.readouterr().err
+    assert run(extract_command(job, model_folder, *limits, "--preflight")) == 2
+    assert len(json.loads(capsys.readouterr().out)["refusals"]) == 1
+    assert run(extract_command(job, model_folder, "--deadline", "1", "--tokens-per-s", "5")) == 0
+
+
+def test_parts_of_the_input_are_the_whole_when_taken_together(
+    job: Job, model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.write(*({"id": f"s{n}", "input_ids": [n] * 4} for n in range(30)), "{")
+    assert run(extract_command(job, model_folder, "--shard", "0/2")) == 3
+    first = json.loads(capsys.readouterr().out)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run(extract_command(job, model_folder)) == 0
+    second = json.loads(capsys.readouterr().out)
+    assert (first["shard"], second["shard"], first["failed"], second["failed"]) == ("0/2", "1/2", 1, 0)
+    assert (first["ok"] + second["ok"], first["not_attempted"] + second["not_attempted"]) == (30, 0)
+    assert len(job.dataset()) == 30
+
+
+def test_an_audit_compares_and_tells(job: Job) -> None:
+    job.write(*({"id": f"s{n}", "input_ids": [n, *range(n % 5)]} for n in range(40)))
+    report = job.run(limits=RunnerLimits(batch_tokens=64, audit_share=1.0))
+    assert (report.exit_code, report.counts.ok) == (0, 40)
+    assert report.checks.audited > 30
+    assert report.checks.worst_difference < 0.05
+    assert [norm.samples for norm in report.checks.norms] == [40, 40, 40]

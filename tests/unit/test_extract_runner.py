@@ -158,7 +158,7 @@ def _run(
 
 
 def _no_error(done: Done) -> None:
-    assert done.outcome == Outcome(error=None, is_flushed=True, is_abandoned=False)
+    assert done.outcome == Outcome(error=None, is_flushed=True, is_abandoned=False, checks=done.outcome.checks)
 
 
 def test_every_row_is_stored_with_its_states_meta_and_digest() -> None:
@@ -354,7 +354,7 @@ def _handed(
 
 def test_a_sample_is_what_it_was_when_it_was_handed_over() -> None:
     gate = threading.Event()
-    states = np.arange(6.0)
+    states = np.arange(3.0)
 
     def wait(_: str) -> None:
         gate.wait()
@@ -367,7 +367,7 @@ def test_a_sample_is_what_it_was_when_it_was_handed_over() -> None:
     sample = Extracted(tensors={"hidden_states": states}, held_bytes=48)
     writer, _, _ = _handed(store, ("a", sample), ("b", sample), after=go_on)
     assert writer.error is None
-    assert [list(held[0]["hidden_states"]) for held in store.samples.values()] == [list(range(6))] * 2
+    assert [list(held[0]["hidden_states"]) for held in store.samples.values()] == [list(range(3))] * 2
 
 
 def _waiting(store: FakeStore, samples: Sequence[tuple[str, int]]) -> Tally:
@@ -522,6 +522,7 @@ def _report(**changes: Any) -> ExtractReport:
         "rows": 3,
         "duplicates": 0,
         "failures": (),
+        "shard": "0/1",
         "failures_file": "f",
         "elapsed_s": 1.0,
         "signal": None,

@@ -1,0 +1,135 @@
+"""The worker processes that one command started.
+
+Duty: start them, start a new one for each that was killed while there is work, tell them to stop, and collect how they
+ended. A worker that was asked to stop is not replaced: that is how one is taken out. Must never signal a process that
+it did not start, never kill one, and never go on for ever with workers that die without having done anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+
+from durastore.clock import Clock
+from durastore.errors import DurastoreError, EngineFailed
+from durastore.extract.leases import LeaseQueue
+from durastore.extract.semantic import CheckReport, merged
+from durastore.extract.switch import StopSwitch
+from durastore.extract.worker import WorkerEnd, WorkerOrder, work
+
+__all__ = ["CrewEnd", "run_crew"]
+
+_POLL_S = 0.2
+_SLACK_S = 10.0
+"""Workers leave by themselves this soon after their grace time."""
+_DEATHS_IN_A_ROW = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewEnd:
+    """How all of them ended."""
+
+    error: DurastoreError | None = None
+    was_asked_to_stop: bool = False
+    """All that could still speak were told by somebody else to stop."""
+    is_abandoned: bool = False
+    deaths: int = 0
+    checks: CheckReport = field(default_factory=CheckReport)
+    """Of the workers that could tell."""
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    order: WorkerOrder
+    process: SpawnProcess
+    answer: Connection
+
+
+@dataclass(slots=True)
+class _Crew:
+    queue: LeaseQueue
+    switch: StopSwitch
+    clock: Clock
+    members: list[_Member] = field(default_factory=list)
+    ends: list[WorkerEnd] = field(default_factory=list)
+    deaths: int = 0
+    deaths_in_a_row: int = 0
+    done_before: int = 0
+    error: DurastoreError | None = None
+
+    def start(self, order: WorkerOrder) -> None:
+        context = get_context("spawn")  # a fork would take locks, threads and CUDA along
+        answer, told = context.Pipe(duplex=False)
+        process = context.Process(target=work, args=(order, told), name=f"durastore-worker-{order.slot}")
+        process.start()
+        told.close()  # or the end of the process would not end the pipe
+        self.members.append(_Member(order, process, answer))
+
+    def look_after(self) -> None:
+        """Wait a moment, then see to those that ended."""
+        wait([member.process.sentinel for member in self.members], _POLL_S)
+        ended = [member for member in self.members if not member.process.is_alive()]
+        self.members = [member for member in self.members if member not in ended]
+        for member in ended:
+            self._see_off(member)
+
+    def _see_off(self, member: _Member) -> None:
+        member.process.join()
+        end = _answer_of(member.answer)
+        if end is not None:
+            self.ends.append(end)
+            self.error = self.error or end.error
+            return
+        self.deaths += 1
+        if self.switch.signal is not None:
+            return
+        standing = self.queue.standing()
+        done = standing.stored + standing.failed
+        self.deaths_in_a_row = self.deaths_in_a_row + 1 if done == self.done_before else 1
+        self.done_before = done
+        if self.deaths_in_a_row >= _DEATHS_IN_A_ROW:
+            self.error = self.error or EngineFailed(
+                f"workers ended {self.deaths_in_a_row} times in a row without having stored a sample",
+                hint=f"the last one's exit status was {member.process.exitcode}",
+            )
+        elif standing.open or standing.leased:
+            self.start(member.order)
+
+    def stop(self) -> None:
+        for member in self.members:
+            member.process.terminate()  # SIGTERM to a child that was not waited for yet: never to another process
+
+
+def run_crew(orders: Sequence[WorkerOrder], queue: LeaseQueue, *, switch: StopSwitch, clock: Clock) -> CrewEnd:
+    """Run these workers until the queue is empty, all were stopped, or one cannot go on. Raises for no worker."""
+    crew = _Crew(queue=queue, switch=switch, clock=clock)
+    for order in orders:
+        crew.start(order)
+    is_told = False
+    give_up_s: float | None = None
+    while crew.members and (give_up_s is None or clock.monotonic() < give_up_s):
+        crew.look_after()
+        if (switch.signal is not None or crew.error is not None) and not is_told:
+            crew.stop()
+            is_told = True
+            give_up_s = clock.monotonic() + orders[0].request.grace_s + _SLACK_S
+    return CrewEnd(
+        error=crew.error,
+        was_asked_to_stop=bool(crew.ends) and all(end.signal is not None for end in crew.ends) and not is_told,
+        is_abandoned=bool(crew.members) or any(end.is_abandoned for end in crew.ends),
+        deaths=crew.deaths,
+        checks=merged([end.checks for end in crew.ends]),
+    )
+
+
+def _answer_of(answer: Connection) -> WorkerEnd | None:
+    try:
+        end = answer.recv() if answer.poll() else None
+    except (EOFError, OSError):
+        end = None  # killed, perhaps in the middle of its answer
+    finally:
+        answer.close()
+    return end if isinstance(end, WorkerEnd) else None

@@ -1,0 +1,75 @@
+"""Says that a worker is still at work, for as long as its model answers.
+
+Duty: pass everything to the engine, and renew the leases meanwhile, also while the disk or the network is waited for. A
+pass that takes longer than a lease is stuck: then it is silent, and others take the samples. Must never renew from the
+loop itself, which a full spool holds up for longer than any lease.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from durastore.clock import Clock
+from durastore.errors import DurastoreError
+from durastore.extract.engine import Engine, Extracted, Refused
+from durastore.extract.rows import TokenRow
+
+__all__ = ["WatchedEngine"]
+
+_BEATS_A_LEASE = 4
+
+
+class WatchedEngine:
+    """An engine that knows since when it is in a pass."""
+
+    def __init__(self, engine: Engine, *, clock: Clock, lease_s: float) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._lease_s = lease_s
+        self._since: float | None = None
+
+    @property
+    def is_stuck(self) -> bool:
+        """True while one pass has taken longer than a lease lasts."""
+        since = self._since
+        return since is not None and self._clock.monotonic() - since > self._lease_s
+
+    def start(self) -> None:
+        self._engine.start()
+
+    def health(self) -> str | None:
+        return self._engine.health()
+
+    def extract(self, batch: Sequence[TokenRow]) -> list[Extracted | Refused]:
+        self._since = self._clock.monotonic()
+        try:
+            return self._engine.extract(batch)
+        finally:
+            self._since = None
+
+    def close(self) -> None:
+        self._engine.close()
+
+    @contextmanager
+    def renewing(self, renew: Callable[[], None]) -> Iterator[None]:
+        """Call `renew` several times a lease while the block runs, unless the engine is stuck."""
+        is_over = threading.Event()
+
+        def beat() -> None:
+            while not is_over.wait(self._lease_s / _BEATS_A_LEASE):
+                if self.is_stuck:
+                    continue
+                try:
+                    renew()
+                except DurastoreError:
+                    return  # the loop's next look at the queue meets it too, and reports it
+
+        thread = threading.Thread(target=beat, name="durastore-extract-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()

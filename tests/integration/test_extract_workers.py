@@ -1,0 +1,373 @@
+"""Several processes share one extraction: each sample once, whoever is killed, added or taken out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sqlite3
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from durastore.demo.material import find_model, write_prompts
+from durastore.demo.seaweed import SeaweedServer
+from durastore.extract.crew_job import run_shared_extract
+from durastore.extract.failure_book import load_failures
+from durastore.extract.job import EngineFactory, run_extract, transformers_engine
+from durastore.extract.report import ExtractReport
+from durastore.extract.runner import RunnerLimits
+from durastore.extract.stop import stop
+from durastore.extract.transformers_engine import ModelSettings
+from durastore.extract.work_db import WORK_FILE
+from durastore.fsio.folder import Folder
+from durastore.fsio.lock import holders
+from durastore_cli.main import run as cli
+from tests.integration.extract_lab import (
+    FAULTS,
+    FORWARDS,
+    HELD,
+    Job,
+    counting_engine,
+    extracting,
+    faulty_engine,
+    make_model,
+)
+
+# A process loads torch before it works, and here several do on few cores.
+pytestmark = pytest.mark.timeout(900)
+
+FAULT_KINDS = {
+    "nan": "NaN",
+    "zero": "zero everywhere",
+    "constant": "the same number everywhere",
+    "short": "rows of states",
+    "mismatch": "token ids",
+    "oom": "out of memory",
+    "timeout": "no answer",
+}
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def job(tmp_path: Path, model_folder: Path, seaweed: SeaweedServer, aws_env: dict[str, str]) -> Job:
+    del aws_env
+    return Job(tmp_path, model_folder, seaweed)
+
+
+@pytest.fixture
+def forwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A line for each sample that went through a model: process id and sample id."""
+    path = tmp_path / "forwards.txt"
+    monkeypatch.setenv(FORWARDS, str(path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return path
+
+
+class Running:
+    """A shared extraction in a thread of its own."""
+
+    def __init__(
+        self, job: Job, *, workers: int, engine: EngineFactory = counting_engine, batch_tokens: int = 64, **more: Any
+    ) -> None:
+        self.reports: list[ExtractReport] = []
+        self.errors: list[BaseException] = []
+        limits = RunnerLimits(batch_tokens=batch_tokens)
+        self._request = job.request(**{"workers": workers, "limits": limits, "grace_s": 30.0, **more})
+        self._engine = engine
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.reports.append(run_shared_extract(self._request, engine_factory=self._engine))
+        except BaseException as exc:  # noqa: BLE001 - shown by the test
+            self.errors.append(exc)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def report(self) -> ExtractReport:
+        self._thread.join(800)
+        assert not self._thread.is_alive()
+        assert self.errors == []
+        return self.reports[0]
+
+
+class Queue:
+    """What the shared file says, read behind the library's back."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / WORK_FILE
+
+    def ask(self, query: str) -> list[tuple[int, ...]]:
+        if not self._path.exists():
+            return []
+        with closing(sqlite3.connect(self._path, timeout=30)) as conn, contextlib.suppress(sqlite3.OperationalError):
+            return conn.execute(query).fetchall()
+        return []
+
+    def stored(self) -> int:
+        return sum(number for (number,) in self.ask("SELECT count(*) FROM task WHERE state = 'stored'"))
+
+    def busy_pids(self) -> dict[int, int]:
+        """Process id of each worker that leases something -> how many samples."""
+        query = (
+            "SELECT w.pid, count(*) FROM task t JOIN worker w ON w.id = t.worker WHERE t.state = 'leased' GROUP BY 1"
+        )
+        return {row[0]: row[1] for row in self.ask(query)}
+
+
+def _until(is_so: Callable[[], bool], running: Running) -> bool:
+    """Wait; False if the run ended first."""
+    while running.is_alive:
+        if is_so():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _kill_one(queue: Queue, chance: random.Random) -> int:
+    """SIGKILL to a worker that is at work; the samples it had leased. A child of ours: its id is not reused."""
+    busy = queue.busy_pids()
+    if not busy:
+        return 0
+    pid = chance.choice(sorted(busy))
+    os.kill(pid, signal.SIGSTOP)  # or what it leases would change between the look and the kill
+    leased = queue.busy_pids().get(pid, 0)
+    os.kill(pid, signal.SIGKILL)
+    return leased
+
+
+def _forwards(path: Path) -> Counter[str]:
+    return Counter(line.split()[1] for line in path.read_text(encoding="utf-8").splitlines())
+
+
+def _run_with_kills(job: Job, forwards: Path, *, samples: int, kills: int, seed: int = 7, **more: Any) -> None:
+    chance = random.Random(seed)
+    running, queue = Running(job, workers=2, **more), Queue(job.root)
+    in_flight = done = 0
+    for number in range(kills):
+        goal = (number + 1) * samples // (kills + 2)
+        if not _until(lambda goal=goal: queue.stored() >= goal and bool(queue.busy_pids()), running):  # type: ignore[misc]
+            break
+        if leased := _kill_one(queue, chance):
+            in_flight += leased
+            done += 1
+    report = running.report()
+    counts = report.counts
+    assert (report.error, report.local_only, report.exit_code) == (None, (), 0)
+    assert (counts.ok, counts.failed, counts.skipped, counts.left) == (samples, 0, 0, 0)
+    dataset = job.dataset()
+    assert len(dataset) == samples
+    passed = _forwards(forwards)
+    assert len(passed) == samples
+    wasted = sum(passed.values()) - samples
+    sys.stdout.write(f"\n{samples} samples, {done} kills, {in_flight} in flight, {wasted} forwards wasted\n")
+    assert done == kills
+    assert wasted <= in_flight
+
+
+def _rows(samples: int) -> Iterator[dict[str, object]]:
+    for number in range(samples):
+        length = 1 + number * 7 % 39
+        yield {"id": f"task/{number}", "input_ids": [(number + at) % 61 for at in range(length)] + [number % 61]}
+
+
+def test_workers_share_the_samples_and_the_result_is_as_of_one(job: Job, forwards: Path) -> None:
+    job.write(*_rows(60))
+    report = Running(job, workers=2).report()
+    assert (report.error, report.exit_code, report.counts.ok, report.counts.left) == (None, 0, 60, 0)
+    assert set(_forwards(forwards).values()) == {1}
+    dataset = job.dataset()
+    assert len(dataset) == 60
+    for row in _rows(60):
+        sample = dataset[str(row["id"])]
+        assert sample.tensors["input_ids"].tolist() == row["input_ids"]
+    again = Running(job, workers=2).report()
+    assert (again.exit_code, again.counts.ok, again.counts.skipped) == (0, 0, 60)
+    assert sum(_forwards(forwards).values()) == 60  # no model was asked again
+    assert job.run().counts.skipped == 60
+
+
+def test_killed_workers_cost_no_sample(job: Job, forwards: Path) -> None:
+    job.write(*_rows(200))
+    _run_with_kills(job, forwards, samples=200, kills=2)
+
+
+@pytest.mark.exhaustive
+def test_ten_kills_cost_no_sample(
+    tmp_path: Path, seaweed: SeaweedServer, forwards: Path, aws_env: dict[str, str]
+) -> None:
+    """With a real model and the beginnings of HumanEval's prompts: 600, of many lengths, under ids of their own."""
+    del aws_env
+    job = Job(tmp_path, find_model(), seaweed)
+    with Folder.create(tmp_path / "prompts") as folder:
+        prompts = [json.loads(line) for line in write_prompts(folder, count=164).read_text("utf-8").splitlines()]
+    texts = {
+        f"{row['id']}/{part}": row["prompt"][: 20 + 50 * part + number]
+        for number, row in enumerate(prompts)
+        for part in range(4)
+    }
+    job.write(*({"id": name, "prompt": text} for name, text in list(texts.items())[:600]))
+    settings = ModelSettings(device="cpu", dtype="float32")  # several times as fast as bfloat16 on most processors
+    _run_with_kills(job, forwards, samples=600, kills=10, batch_tokens=1024, settings=settings)
+
+
+def test_a_worker_leaves_and_another_joins_in_the_middle(job: Job, forwards: Path) -> None:
+    samples = 240
+    job.write(*_rows(samples))
+    running, queue = Running(job, workers=3), Queue(job.root)
+    assert _until(lambda: queue.stored() >= 20 and len(queue.busy_pids()) == 3, running)
+    leaving = min(queue.busy_pids())
+    os.kill(leaving, signal.SIGTERM)
+    assert _until(lambda: leaving not in queue.busy_pids() and queue.stored() >= 60, running)
+    held = forwards.with_suffix(HELD)
+    held.touch()
+    joining = Running(job, workers=1)
+    assert _until(lambda: len(queue.ask("SELECT 1 FROM worker")) == 4 and len(queue.busy_pids()) == 3, joining)
+    held.unlink()
+    first, second = running.report(), joining.report()
+    for report in (first, second):
+        assert (report.error, report.local_only, report.exit_code) == (None, (), 0)
+        assert (report.counts.failed, report.counts.left) == (0, 0)
+    assert first.counts.ok == samples
+    assert second.counts.ok + second.counts.skipped == samples
+    passed = _forwards(forwards)
+    assert (len(passed), sum(passed.values())) == (samples, samples)  # 0 missing, 0 twice
+    assert len(job.dataset()) == samples
+    workers = {line.split()[0] for line in forwards.read_text(encoding="utf-8").splitlines()}
+    assert len(workers) == 4  # each of them worked
+
+
+def test_a_stop_hands_back_what_was_not_done_and_the_next_run_goes_on(job: Job, forwards: Path) -> None:
+    samples = 200
+    job.write(*_rows(samples))
+    running, queue = Running(job, workers=2), Queue(job.root)
+    assert _until(lambda: queue.stored() >= 20 and len(queue.busy_pids()) == 2, running)
+    assert stop(job.root, 60.0).exit_code == 0
+    report = running.report()
+    assert report.exit_code == 143
+    assert report.counts.ok + report.counts.left == samples
+    assert report.counts.left > 0
+    assert (report.error, report.local_only) == (None, ())
+    assert queue.busy_pids() == {}
+    again = Running(job, workers=2).report()
+    assert (again.exit_code, again.counts.skipped + again.counts.ok) == (0, samples)
+    passed = _forwards(forwards)
+    assert (len(passed), sum(passed.values())) == (samples, samples)
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+def test_every_fault_ends_in_the_ledger_and_is_done_once_its_cause_is_gone(
+    job: Job, forwards: Path, workers: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = {f"task/{number}": fault for number, fault in enumerate(FAULT_KINDS, start=5)}
+    plan = job.root.parent / "faults.json"
+    monkeypatch.setenv(FAULTS, str(plan))
+    plan.write_text(json.dumps(faults), encoding="utf-8")
+    rows: list[dict[str, object] | str] = [*_rows(40), "{", {"id": "long", "input_ids": [1] * 41}]
+    job.write(*rows)
+
+    def run(**more: Any) -> ExtractReport:
+        if workers is not None:
+            return Running(job, workers=workers, engine=faulty_engine, batch_tokens=256, **more).report()
+        limits = RunnerLimits(batch_tokens=256)
+        return run_extract(job.request(limits=limits, **more), engine_factory=faulty_engine)
+
+    report = run()
+    counts = report.counts
+    assert (report.error, report.exit_code) == (None, 3)
+    assert (counts.inputs, counts.ok, counts.failed, counts.skipped) == (42, 40 - len(faults), len(faults) + 2, 0)
+    reasons = {str(failure.sample_id): failure.reason for failure in report.failures}
+    known = {failure.sample_id: failure for failure in load_failures(job.root)}
+    assert {str(name) for name in known} == set(reasons) == {*faults, "long", "None"}
+    for name, fault in faults.items():
+        assert FAULT_KINDS[fault] in reasons[name]
+        assert known[name].reason == reasons[name]
+        assert known[name].worker.startswith("pid" if workers is None else "worker")
+    oom = next(known[name] for name, fault in faults.items() if fault == "oom")
+    assert oom.attempts > 1  # halved until it stood alone
+    assert cli(["status", "--failed", "--local", str(job.root)]) == 3
+    assert len(job.dataset()) == counts.ok
+
+    again = run(is_retry=True)
+    assert (again.exit_code, again.counts.ok, again.counts.failed, again.counts.left) == (3, 0, len(known), 0)
+    assert again.counts.skipped == counts.ok
+    assert {failure.runs for failure in load_failures(job.root)} == {2}
+    plan.write_text("{}", encoding="utf-8")
+    job.write(*_rows(40), {"id": "was-unreadable", "input_ids": [7]}, {"id": "long", "input_ids": [1] * 40})
+    last = run(is_retry=True)
+    assert (last.error, last.exit_code) == (None, 0)
+    assert (last.counts.ok, last.counts.failed, last.counts.skipped) == (len(known), 0, counts.ok)
+    assert load_failures(job.root) == []
+    assert cli(["status", "--failed", "--local", str(job.root)]) == 0
+    assert len(job.dataset()) == 42
+    del forwards
+
+
+def test_a_retry_looks_at_nothing_that_did_not_fail(job: Job, forwards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = job.root.parent / "faults.json"
+    monkeypatch.setenv(FAULTS, str(plan))
+    plan.write_text(json.dumps({"task/3": "nan"}), encoding="utf-8")
+    job.write(*_rows(5))
+    run_extract(job.request(), engine_factory=faulty_engine)
+    plan.write_text("{}", encoding="utf-8")
+    job.write(*_rows(8))
+    report = run_extract(job.request(is_retry=True), engine_factory=faulty_engine)
+    assert (report.counts.ok, report.counts.skipped, report.counts.left) == (1, 4, 3)
+    assert report.exit_code == 3  # the new ones are left, and that is told
+    assert _forwards(forwards)["task/3"] == 2
+
+
+def test_a_sample_that_kills_its_worker_fails_and_no_other_is_lost(
+    job: Job, forwards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = job.root.parent / "faults.json"
+    monkeypatch.setenv(FAULTS, str(plan))
+    plan.write_text(json.dumps({"task/7": "kill"}), encoding="utf-8")
+    job.write(*_rows(30))
+    report = Running(job, workers=1, engine=faulty_engine).report()
+    assert (report.error, report.exit_code, report.counts.ok, report.counts.failed) == (None, 3, 29, 1)
+    (failure,) = report.failures
+    assert (str(failure.sample_id), failure.stage, failure.attempts) == ("task/7", "worker", 3)
+    assert len(job.dataset()) == 29
+    del forwards
+
+
+def test_workers_stop_when_the_command_that_started_them_is_killed(
+    job: Job, model_folder: Path, forwards: Path, aws_env: dict[str, str]
+) -> None:
+    del forwards
+    job.write(*_rows(400))
+    with extracting(job, model_folder, aws_env, "--workers", "2", "--batch-tokens", "64") as command:
+        queue = Queue(job.root)
+        while queue.stored() < 10:
+            assert command.poll() is None
+            time.sleep(0.05)
+        command.send_signal(signal.SIGKILL)
+        command.wait()
+    while queue.ask("SELECT 1 FROM task WHERE state = 'leased' LIMIT 1") or _held(job.root):
+        time.sleep(0.1)  # they hand back, flush and leave; the test's own timeout is the limit
+    assert len(job.dataset()) == queue.stored()
+    report = Running(job, workers=2, engine=transformers_engine, layers="2,last").report()
+    assert (report.exit_code, report.counts.ok + report.counts.skipped) == (0, 400)
+    assert report.counts.skipped >= 10
+
+
+def _held(root: Path) -> bool:
+    return any(holders(lock) for lock in root.glob("w-*/lock"))
