@@ -18,7 +18,7 @@ from pathlib import PurePosixPath
 from durastore.errors import IntegrityError
 from durastore.model import parse_json
 
-__all__ = ["DATA_SUFFIXES", "Fault", "find_fault", "is_data"]
+__all__ = ["DATA_SUFFIXES", "Fault", "find_fault", "is_data", "tell_damage"]
 
 _PAGE_BYTES = 4096
 _NEAR_PAGE_BYTES = 64
@@ -71,6 +71,23 @@ def find_fault(fd: int, path: str) -> Fault | None:
     if zeros is None or (fault is not None and fault.reason.endswith(_LONGER)):
         return fault  # what its header tells of is all there: what comes behind is somebody's
     return _damage(zeros)
+
+
+def tell_damage(fd: int, path: str) -> tuple[bool, str | None]:
+    """Whether the file's format tells a length and the file has it, and else why it is damaged: None also where that
+    cannot be told. As `find_fault` otherwise.
+    """
+    fault = find_fault(fd, path)
+    if fault is None:
+        return _tells_length(fd, path), None
+    return False, fault.reason if fault.is_damage else None
+
+
+def _tells_length(fd: int, path: str) -> bool:
+    """What torch wrote before its zip format, and arrays of objects, say nothing of their length."""
+    if PurePosixPath(path).suffix in _ZIPS:
+        return os.pread(fd, 1, 0) != _PICKLE
+    return not (path.endswith(".npy") and b"'|O'" in os.pread(fd, 256, 0))
 
 
 _LONGER = "more than its header says"

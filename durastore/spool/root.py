@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from durastore.errors import DiskFailed, RootMismatch, SpoolUnreadable, UnsupportedFilesystem
-from durastore.formats.spool_root import MOVED_NAME, ROOT_MARKER_NAME, RootRecord, parse_root, render_root
+from durastore.formats.spool_root import (
+    INCOMING_NAME,
+    MOVED_NAME,
+    ROOT_MARKER_NAME,
+    RootRecord,
+    parse_root,
+    render_root,
+)
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
 from durastore.fsio.space import Filesystem, filesystem_of
@@ -109,6 +116,11 @@ def _settle_names(folder: Folder) -> None:
 
 
 def _refuse_moved(folder: Folder) -> None:
+    if folder.has(INCOMING_NAME):
+        raise RootMismatch(
+            f"spool root {folder.path} is being filled by `durastore migrate`",
+            hint="run the same `durastore migrate` again; it goes on, and ends it",
+        )
     if not folder.has(MOVED_NAME):
         return
     target = folder.read_bytes(MOVED_NAME, limit_bytes=_MARKER_LIMIT_BYTES).decode("utf-8", "replace").strip()
