@@ -27,7 +27,9 @@ class Folding:
 def find_folding(folder: Folder) -> Folding:
     """Of the names in this folder. OSError if it cannot be read."""
     names = [name for name in folder.names() if name.isprintable()]
-    return Folding(by_case=_is_one(folder, names, str.swapcase), by_accent=_is_one(folder, names, _other_form))
+    return Folding(
+        by_case=_is_one(folder, names, change=str.swapcase), by_accent=_is_one(folder, names, change=_other_form)
+    )
 
 
 def folded(name: str, folding: Folding) -> str:
@@ -42,7 +44,7 @@ def _other_form(name: str) -> str:
     return unicodedata.normalize("NFD", name) if name == composed else composed
 
 
-def _is_one(folder: Folder, names: list[str], change: Callable[[str], str]) -> bool | None:
+def _is_one(folder: Folder, names: list[str], *, change: Callable[[str], str]) -> bool | None:
     known = set(names)
     for name in names:
         other = change(name)

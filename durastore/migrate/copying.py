@@ -92,7 +92,7 @@ class _Copier:
         try:
             self._tools.target.check()  # before anything is written under a path that may lead elsewhere (case B20)
             with ExitStack() as held:
-                _Unit(self, self._tools, self._outcome, held).copy(unit)
+                _Unit(self, self._tools, outcome=self._outcome, held=held).copy(unit)
         except StopCopying as exc:
             self._outcome.stop(str(exc))
         except RootMismatch as exc:
@@ -151,7 +151,7 @@ class _Copier:
 class _Unit:
     """One unit of work, in one thread, with the folders it holds."""
 
-    def __init__(self, copier: _Copier, tools: CopyTools, outcome: Outcome, held: ExitStack) -> None:
+    def __init__(self, copier: _Copier, tools: CopyTools, *, outcome: Outcome, held: ExitStack) -> None:
         self._copier = copier
         self._tools = tools
         self._outcome = outcome

@@ -64,7 +64,7 @@ def look_at(trees: Trees, *, stack: ExitStack, is_reclaiming: bool, is_any_files
         kind = filesystem_of(trees.existing.path)
         if not kind.is_local_disk:
             problems.append(f"SRC holds a spool root, and DST is on {kind.type_name}, which may lose acknowledged data")
-    items, waiting = _sorted_out(scan, roots, states, is_reclaiming=is_reclaiming)
+    items, waiting = _sorted_out(scan, roots, states=states, is_reclaiming=is_reclaiming)
     there = _names_there(trees, scan)
     fresh = tuple(item.file for item in items if item.file.path not in there)
     facts = PlanFacts(
@@ -116,7 +116,7 @@ def _states(trees: Trees, roots: tuple[HeldRoot, ...]) -> tuple[dict[str, RootSt
 
 
 def _sorted_out(
-    scan: Scan, roots: tuple[HeldRoot, ...], states: dict[str, RootState], *, is_reclaiming: bool
+    scan: Scan, roots: tuple[HeldRoot, ...], *, states: dict[str, RootState], is_reclaiming: bool
 ) -> tuple[tuple[Item, ...], tuple[SourceFile, ...]]:
     if not roots:
         return tuple(Item(file=file) for file in scan.files), ()

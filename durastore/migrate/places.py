@@ -114,7 +114,7 @@ def refuse_inside(trees: Trees, scan: Scan) -> None:
     """`ConfigError` if DST turned up among the folders of SRC: a bind mount that the kernel's table did not show."""
     for folder in _ancestry(trees.existing):
         if folder in scan.folder_ids:
-            raise _overlap(trees.source.path, trees.target_path, "DST lies inside SRC")
+            raise _overlap(trees.source.path, trees.target_path, why="DST lies inside SRC")
 
 
 def _open(path: Path, *, what: str) -> Folder:
@@ -130,17 +130,17 @@ def _open(path: Path, *, what: str) -> Folder:
 def _refuse_overlap(source: Folder, existing: Folder, *, target: Path, is_new: bool) -> None:
     above_source, above_target = _ancestry(source), _ancestry(existing)
     if above_source[0] == above_target[0] and not is_new:
-        raise _overlap(source.path, target, "they are the same folder")
+        raise _overlap(source.path, target, why="they are the same folder")
     if above_source[0] in above_target:
-        raise _overlap(source.path, target, "DST lies inside SRC")
+        raise _overlap(source.path, target, why="DST lies inside SRC")
     if not is_new and above_target[0] in above_source:
-        raise _overlap(source.path, target, "SRC lies inside DST")
+        raise _overlap(source.path, target, why="SRC lies inside DST")
     one, other = disk_place(source.path), disk_place(target)
     if one is not None and other is not None and (one.holds(other) or other.holds(one)):
-        raise _overlap(source.path, target, f"both lead to {one.path} on device {one.device}")
+        raise _overlap(source.path, target, why=f"both lead to {one.path} on device {one.device}")
 
 
-def _overlap(source: Path, target: Path, why: str) -> ConfigError:
+def _overlap(source: Path, target: Path, *, why: str) -> ConfigError:
     return ConfigError(f"{source} and {target} overlap: {why}", hint="give two separate folders; nothing was changed")
 
 

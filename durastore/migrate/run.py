@@ -78,7 +78,7 @@ def migrate(
         report.restored = tuple(restored)
         if look.plan.problems or request.is_dry:
             return report
-        run = _Run(request, look, make_target(trees, stack=stack), formats=formats, clock=clock)
+        run = _Run(request, look, target=make_target(trees, stack=stack), formats=formats, clock=clock)
         run.fill(report, on_progress=on_progress)
         report.failed |= {f"{PRIVATE_NAME}/{_GOING}/{name}": "moved aside by a run that ended" for name in aside}
         return report
@@ -117,7 +117,7 @@ def _report_of(trees: Trees, look: Look) -> MigrateReport:
             for root in look.roots
             for name, why in root.unread.items()
         ),
-        roots=tuple(_root_report(trees, look, root, reason="not begun") for root in look.roots),
+        roots=tuple(_root_report(trees, look, root=root, reason="not begun") for root in look.roots),
     )
 
 
@@ -126,7 +126,7 @@ def _is_broken(trees: Trees, path: str) -> bool:
     return not os.path.exists(trees.source.path / path)
 
 
-def _root_report(trees: Trees, look: Look, root: HeldRoot, *, reason: str | None) -> RootReport:
+def _root_report(trees: Trees, look: Look, *, root: HeldRoot, reason: str | None) -> RootReport:
     is_active = look.states.get(root.path) is RootState.DONE or reason is None
     place = path_at_target(trees.target_path, root)
     busy = () if is_active else tuple(root.busy)
@@ -136,7 +136,7 @@ def _root_report(trees: Trees, look: Look, root: HeldRoot, *, reason: str | None
 class _Run:
     """One execution of one plan."""
 
-    def __init__(self, request: MigrateRequest, look: Look, target: Target, *, formats: Formats, clock: Clock) -> None:
+    def __init__(self, request: MigrateRequest, look: Look, *, target: Target, formats: Formats, clock: Clock) -> None:
         self._request = request
         self._look = look
         self._target = target
@@ -161,7 +161,7 @@ class _Run:
         except (DiskFailed, OSError) as exc:
             outcome.stop(exc.message if isinstance(exc, DurastoreError) else f"{exc.strerror or exc}")
         report.roots = tuple(
-            _root_report(target.trees, look, root, reason=reasons.get(root.path)) for root in look.roots
+            _root_report(target.trees, look, root=root, reason=reasons.get(root.path)) for root in look.roots
         )
         self._tell(outcome, report)
         if self._request.is_reclaiming and not outcome.is_stopped:

@@ -18,10 +18,11 @@ from durastore.fsio import folding, lock
 from durastore.fsio.folder import Folder
 from durastore.fsio.folding import Folding
 from durastore.fsio.sys import SYS
-from durastore.migrate import copying, looking, outcome, places, reading
+from durastore.migrate import copying, looking, metadata, outcome, places, reading
 from durastore.migrate import run as run_module
 from durastore.migrate.pace import Pace
 from durastore.migrate.scan import PRIVATE_NAME
+from durastore.model import Digest
 from tests.unit.migrate_lab import MigrateLab, contents, mig
 from tests.unit.reconcile_lab import npy
 from tests.unit.test_migrate_plan import file
@@ -307,7 +308,8 @@ def test_a_source_that_changes_is_marked(mig: MigrateLab, monkeypatch: pytest.Mo
     # cases B44, B124
     mig.fill(4)
     path = mig.write("live.bin", size)
-    plain, inode, done = os.preadv, path.stat().st_ino, []
+    plain, inode = os.preadv, path.stat().st_ino
+    done: list[bool] = []
 
     def preadv(fd: int, buffers: Any, offset: int) -> int:
         count = plain(fd, buffers, offset)
@@ -334,14 +336,14 @@ def test_a_change_after_the_copy_is_noticed_and_copied_by_the_next_run(
 ) -> None:
     mig.fill(4)
     path = mig.write("live.bin", 100)
-    plain = run_module.make_links
+    plain = metadata.make_links
 
     def late(*args: Any, **kwargs: Any) -> int:
         path.write_bytes(b"newer")
         (mig.source / "d0" / "new.bin").write_bytes(b"made meanwhile")
         return plain(*args, **kwargs)
 
-    monkeypatch.setattr(run_module, "make_links", late)
+    monkeypatch.setattr("durastore.migrate.run.make_links", late)
     report = mig.run()
     assert (report.exit_code, set(report.failed)) == (3, {"live.bin", "d0/new.bin"})
     monkeypatch.undo()
@@ -518,14 +520,14 @@ def test_a_destination_that_is_unmounted_stops_everything(mig: MigrateLab, monke
 
 def test_a_source_that_is_replaced_stops_everything(mig: MigrateLab, monkeypatch: pytest.MonkeyPatch) -> None:
     mig.fill(4)
-    plain = run_module.make_folders
+    plain = metadata.make_folders
 
     def swap(*args: Any, **kwargs: Any) -> Any:
         mig.source.rename(mig.source.with_name("away"))
         mig.source.mkdir()
         return plain(*args, **kwargs)
 
-    monkeypatch.setattr(run_module, "make_folders", swap)
+    monkeypatch.setattr("durastore.migrate.run.make_folders", swap)
     report = mig.run(is_reclaiming=True)
     assert report.stopped is not None
     assert "another directory" in report.stopped
@@ -589,9 +591,14 @@ def test_a_record_counts_for_the_very_files_only(mig: MigrateLab, monkeypatch: p
     for log in (mig.target / PRIVATE_NAME).glob("proven-*.log"):
         text = log.read_bytes()
         log.write_bytes(b"\n".join(line[:-3] + b"xxx" for line in text.split(b"\n")))
-    reads = []
+    reads: list[int] = []
     plain = reading.read_copy
-    monkeypatch.setattr("durastore.migrate.existing.read_copy", lambda *a: (reads.append(1), plain(*a))[1])
+
+    def counted(fd: int, size_bytes: int) -> Digest:
+        reads.append(fd)
+        return plain(fd, size_bytes)
+
+    monkeypatch.setattr("durastore.migrate.existing.read_copy", counted)
     assert mig.run().there_before == 3
     assert len(reads) == 4, "a damaged record counts for nothing: every byte is compared"
 

@@ -16,6 +16,7 @@ from durastore.clock import SYSTEM_CLOCK
 from durastore.codec.encode import EncodedSample
 from durastore.errors import DiskFailed, RootMismatch
 from durastore.formats.spool_root import INCOMING_NAME, MOVED_NAME, ROOT_MARKER_NAME
+from durastore.fsio.publish import publish
 from durastore.migrate import handover
 from durastore.migrate.record import Prior
 from durastore.migrate.scan import PRIVATE_NAME
@@ -310,7 +311,7 @@ def test_a_handover_that_ends_half_way_is_ended_by_the_next_run(
 
 
 def test_a_full_source_gives_its_ballast_for_the_mark(root: MigrateLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = handover.publish
+    plain = publish
     ballast = root.source / "w-00" / "ballast"
 
     def full(folder: Any, name: str, **asked: Any) -> Any:

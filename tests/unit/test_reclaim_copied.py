@@ -15,11 +15,14 @@ import pytest
 from durastore.errors import DiskFailed
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import FlockedFile
+from durastore.fsio.relocate import relocate_shared
 from durastore.fsio.sys import SYS
 from durastore.migrate import run as run_module
+from durastore.migrate.record import Intents
 from durastore.migrate.report import MigrateReport
 from durastore.migrate.scan import PRIVATE_NAME
 from durastore.reclaim import copied as door
+from durastore.verify.copied import verify_copy
 from tests.unit.migrate_lab import FORMATS, MigrateLab, mig
 from tests.unit.reconcile_lab import npy
 
@@ -31,7 +34,7 @@ def before_reclaim(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], No
     """Something that happens when all is copied and nothing is freed yet."""
 
     def install(act: Callable[[], None]) -> None:
-        plain = run_module.reclaim_copied
+        plain = door.reclaim_copied
 
         def late(*args: Any) -> Any:
             act()
@@ -116,7 +119,7 @@ def test_a_source_that_changed_since_stays(
 def test_a_new_file_under_the_name_stays(mig: MigrateLab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer finishes its next file at the last moment (ADR 0007)."""
     path = mig.write("x.bin", 100)
-    plain = door.relocate_shared
+    plain = relocate_shared
 
     def swap(source: Folder, name: str, *, target: Folder, new_name: str) -> None:
         newer = path.with_name("newer")
@@ -185,7 +188,7 @@ def test_each_step_is_durable_before_the_next(mig: MigrateLab, monkeypatch: pyte
 
 def test_an_intent_that_cannot_be_written_ends_it(mig: MigrateLab, monkeypatch: pytest.MonkeyPatch) -> None:
     mig.fill(3)
-    monkeypatch.setattr(run_module.Intents, "announce", _refuse)
+    monkeypatch.setattr(Intents, "announce", _refuse)
     report = freed(mig)
     assert report.exit_code == 3
     assert report.reclaimed == 0
@@ -262,7 +265,7 @@ def test_two_runs_in_opposite_directions_leave_a_copy(mig: MigrateLab, monkeypat
     # case B21: both have looked, and neither has freed yet
     mig.write("sub/f", b"the only two copies")
     assert mig.run().exit_code == 0
-    plain, barrier = door.verify_copy, threading.Barrier(2)
+    plain, barrier = verify_copy, threading.Barrier(2)
 
     def together(*args: Any, **kwargs: Any) -> Any:
         receipt = plain(*args, **kwargs)

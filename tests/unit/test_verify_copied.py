@@ -16,6 +16,7 @@ from durastore.fsio.identity import identify
 from durastore.model import Digest
 from durastore.verify import copied as copied_module
 from durastore.verify.copied import RECEIPT_TTL_S, CopiedFile, TargetFile, verify_copy
+from durastore.verify.local import digest_of
 from durastore.verify.receipt import CopyReceipt
 from tests.unit.migrate_lab import MigrateLab, mig
 
@@ -146,7 +147,7 @@ def test_a_copy_that_only_a_record_tells_of_is_read(pair: Pair) -> None:
 
 
 def test_a_copy_that_changes_while_it_is_read_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = copied_module.digest_of
+    plain = digest_of
 
     def late(fd: int) -> Digest:
         digest = plain(fd)
