@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
+import subprocess
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,7 @@ from durastore.fsio.sys import SYS
 from durastore.migrate import copying, looking, metadata, outcome, places, reading
 from durastore.migrate import run as run_module
 from durastore.migrate.pace import Pace
+from durastore.migrate.record import load_proven
 from durastore.migrate.scan import PRIVATE_NAME
 from durastore.model import Digest
 from tests.unit.migrate_lab import MigrateLab, contents, mig
@@ -169,6 +172,38 @@ def test_trees_that_overlap_are_refused(mig: MigrateLab, tmp_path: Path, case: s
     assert mig.here() == mig.written
     assert not (mig.source / "sub" / "new").exists()
     assert not (mig.source / PRIVATE_NAME).exists()
+
+
+@pytest.mark.parametrize("case", ["inside", "around"])
+def test_the_inodes_above_show_an_overlap_by_themselves(
+    mig: MigrateLab, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Where the kernel's table of mounts cannot be read."""
+    mig.write("sub/a", 10)
+    monkeypatch.setattr(places, "disk_place", lambda _: None)
+    monkeypatch.setattr(looking, "refuse_inside", lambda *_: None)
+    mig.target = mig.source / "sub" / "new" if case == "inside" else mig.source.parent
+    with pytest.raises(ConfigError, match=case.replace("around", "SRC lies inside")):
+        mig.run()
+    assert mig.here() == mig.written
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.parametrize("is_source_bound", [True, False])
+def test_a_bind_mount_is_seen_through(mig: MigrateLab, tmp_path: Path, is_source_bound: bool) -> None:
+    mig.write("sub/a", 10)
+    bound = tmp_path / "bound"
+    bound.mkdir()
+    subprocess.run(["mount", "--bind", mig.source / "sub", bound], check=True)
+    try:
+        (bound / "new").mkdir()
+        mig.target = bound / "new"
+        if is_source_bound:
+            mig.source, mig.target = bound, mig.source
+        with pytest.raises(ConfigError, match="overlap"):
+            mig.run()
+    finally:
+        subprocess.run(["umount", bound], check=True)
 
 
 def test_a_target_that_turns_up_in_the_scan_is_refused(mig: MigrateLab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,6 +364,20 @@ def test_a_source_that_changes_is_marked(mig: MigrateLab, monkeypatch: pytest.Mo
     assert list(report.failed) == ["live.bin"]
     assert "live.bin" not in mig.there()
     assert list(mig.here()) == ["live.bin"]
+
+
+def test_a_source_that_shrinks_unnoticed_is_still_short(mig: MigrateLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system may go on telling the old size."""
+    path = mig.write("live.bin", 3_000)
+    inode, plain = path.stat().st_ino, os.preadv
+
+    def preadv(fd: int, buffers: Any, offset: int) -> int:
+        return 0 if os.fstat(fd).st_ino == inode and offset else plain(fd, [buffers[0][:2_000]], offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    report = mig.run()
+    assert (report.exit_code, list(report.failed)) == (3, ["live.bin"])
+    assert "2000 bytes were read" in report.failed["live.bin"]
 
 
 def test_a_change_after_the_copy_is_noticed_and_copied_by_the_next_run(
@@ -601,6 +650,22 @@ def test_a_record_counts_for_the_very_files_only(mig: MigrateLab, monkeypatch: p
     monkeypatch.setattr("durastore.migrate.existing.read_copy", counted)
     assert mig.run().there_before == 3
     assert len(reads) == 4, "a damaged record counts for nothing: every byte is compared"
+
+
+def test_a_line_of_the_record_that_is_damaged_counts_for_nothing(mig: MigrateLab) -> None:
+    mig.write("a", 10)
+    mig.run()
+    with Folder.open(mig.target / PRIVATE_NAME) as folder:
+        (log,) = (mig.target / PRIVATE_NAME).glob("proven-*.log")
+        source = json.loads(log.read_bytes().split(b"\n")[0].partition(b" ")[2])[1]
+        assert list(load_proven(folder, source=source)) == ["a"]
+        assert load_proven(folder, source="another") == {}
+        head, line, _ = log.read_bytes().split(b"\n")
+        for bad in (line[:-1], line.replace(b'"a"', b'"b"'), b"", line.partition(b" ")[2]):
+            log.write_bytes(head + b"\n" + bad + b"\n")
+            assert load_proven(folder, source=source) == {}
+        log.write_bytes(head + b"\n" + line)  # torn before its end
+        assert load_proven(folder, source=source) == {}
 
 
 def test_the_destination_knows_no_unnamed_files(mig: MigrateLab, monkeypatch: pytest.MonkeyPatch) -> None:
