@@ -7,6 +7,7 @@ the same command goes on. Must never overwrite a marker.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterable
@@ -24,17 +25,20 @@ from durastore.formats.spool_root import (
     parse_spool_name,
     render_root,
 )
+from durastore.fsio.append import DurableFile
 from durastore.fsio.ballast import Ballast
 from durastore.fsio.folder import Folder
 from durastore.fsio.paths import open_folder, open_parent
 from durastore.fsio.publish import publish
 from durastore.fsio.relocate import relocate_shared
 from durastore.fsio.space import filesystem_of
+from durastore.fsio.sys import SYS
 from durastore.migrate.existing import set_superseded
 from durastore.migrate.outcome import Outcome
 from durastore.migrate.places import Target
 from durastore.migrate.roots import MARKER_LIMIT_BYTES, HeldRoot, below
 from durastore.migrate.scan import scan_tree
+from durastore.spool.root import read_moved
 
 __all__ = ["RootState", "begin_root", "end_root", "find_state", "path_at_target"]
 
@@ -59,7 +63,7 @@ def path_at_target(target: Path, root: HeldRoot) -> Path:
 def find_state(target: Folder | None, root: HeldRoot, *, target_path: Path) -> RootState | str:
     """The state, or why this root cannot go there. `target`: DST, None where it does not exist yet. OSError passes."""
     place = path_at_target(target_path, root)
-    if root.moved_to is not None and root.moved_to != str(place):
+    if root.moved_to not in (None, "", str(place)):
         return f"spool root {root.path or '.'} was moved to {root.moved_to}"
     try:
         folder = open_folder(target, root.path) if target is not None else None
@@ -162,13 +166,29 @@ def _publish_moved(here: Folder, root: HeldRoot, *, place: Path) -> None:
         for name in root.locks:  # what keeps space for the record that a full disk needs most
             with here.child(name) as spool:
                 Ballast(spool, _BALLAST, size_bytes=0).release()
+        _publish_where_full(here, text)
+
+
+def _publish_where_full(here: Folder, text: bytes) -> None:
+    """A link keeps a short path in its inode; a file without bytes needs no block at all, and refuses just as well."""
+    try:
         _publish_once(here, text)
+        return
+    except DiskFailed as exc:
+        if not exc.is_full:
+            raise
+    try:
+        SYS.symlink(os.fsdecode(text.rstrip(b"\n")), MOVED_NAME, dir_fd=here.fd)
+        here.sync()
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG):
+            raise
+        DurableFile.create(here, MOVED_NAME).close()
 
 
 def _publish_once(here: Folder, text: bytes) -> None:
     try:
         publish(here, MOVED_NAME, chunks=[text])
     except FileExistsError:
-        found = here.read_bytes(MOVED_NAME, limit_bytes=MARKER_LIMIT_BYTES)
-        if found != text:
+        if read_moved(here) not in ("", os.fsdecode(text.rstrip(b"\n"))):
             raise DurastoreError(f"{here.path} was marked as moved elsewhere meanwhile") from None

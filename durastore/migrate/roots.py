@@ -29,8 +29,9 @@ from durastore.migrate.scan import Scan
 from durastore.model import Digest
 from durastore.spool.glance import opened_journal
 from durastore.spool.journal_rows import load_packs
+from durastore.spool.root import read_moved
 
-__all__ = ["MARKER_LIMIT_BYTES", "Going", "HeldRoot", "below", "find_roots", "hold_root", "moved_to_of", "root_of"]
+__all__ = ["MARKER_LIMIT_BYTES", "Going", "HeldRoot", "below", "find_roots", "hold_root", "root_of"]
 
 MARKER_LIMIT_BYTES = 65_536
 _LOCK = "lock"
@@ -63,7 +64,7 @@ class HeldRoot:
     unread: dict[str, str]
     """Spool -> why its journal says nothing."""
     moved_to: str | None
-    """What its `MOVED-TO` says, if there is one."""
+    """What its `MOVED-TO` says, if there is one; empty where a full disk had no room for it."""
 
     @property
     def busy(self) -> list[str]:
@@ -122,7 +123,7 @@ def hold_root(source: Folder, path: str, *, stack: ExitStack) -> HeldRoot:
     try:
         with open_folder(source, path) as folder:
             record = parse_root(folder.read_bytes(ROOT_MARKER_NAME, limit_bytes=MARKER_LIMIT_BYTES))
-            moved_to = moved_to_of(folder)
+            moved_to = read_moved(folder)
             for name in folder.names():
                 if parse_spool_name(name) is None:
                     continue
@@ -135,13 +136,6 @@ def hold_root(source: Folder, path: str, *, stack: ExitStack) -> HeldRoot:
     except OSError as exc:
         raise SpoolUnreadable(f"spool root {source.path / path}: {exc.strerror or exc}") from exc
     return HeldRoot(path=path, record=record, locks=locks, seals=seals, unread=unread, moved_to=moved_to)
-
-
-def moved_to_of(folder: Folder) -> str | None:
-    """The path in a root's `MOVED-TO`; None without one."""
-    if not folder.has(MOVED_NAME):
-        return None
-    return folder.read_bytes(MOVED_NAME, limit_bytes=MARKER_LIMIT_BYTES).decode("utf-8", "surrogateescape").strip("\n")
 
 
 def _locked(spool: Folder, *, stack: ExitStack) -> FlockedFile | None:

@@ -23,6 +23,7 @@ from durastore.adopt.place import PRIVATE_NAME
 from durastore.formats.spool_root import ROOT_MARKER_NAME, is_spool_content, parse_spool_name
 from durastore.fsio.folder import Folder
 from durastore.fsio.paths import open_parent
+from durastore.migrate.scan import PRIVATE_NAME as MIGRATE_NAME
 
 __all__ = ["LocalInventory", "OddEntry", "Texts", "case_collisions", "load_local", "texts"]
 
@@ -170,7 +171,7 @@ def _is_root(found: _Found, folder: bytes) -> bool:
 
 def _take(found: _Found, entry: os.DirEntry[str], *, folder: bytes) -> None:
     path = folder + os.fsencode(entry.name)
-    if not folder and entry.name == PRIVATE_NAME:
+    if not folder and entry.name in (PRIVATE_NAME, MIGRATE_NAME):
         return
     try:
         stat = entry.stat(follow_symlinks=False)

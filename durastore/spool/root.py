@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat as stat_module
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
 from durastore.fsio.space import Filesystem, filesystem_of
 
-__all__ = ["RootIdentity", "SpoolRoot"]
+__all__ = ["RootIdentity", "SpoolRoot", "read_moved"]
 
 _MARKER_LIMIT_BYTES = 65_536
 _REMOUNT = "mount the disk again; nothing was changed"
@@ -121,10 +122,25 @@ def _refuse_moved(folder: Folder) -> None:
             f"spool root {folder.path} is being filled by `durastore migrate`",
             hint="run the same `durastore migrate` again; it goes on, and ends it",
         )
-    if not folder.has(MOVED_NAME):
+    target = read_moved(folder)
+    if target is None:
         return
-    target = folder.read_bytes(MOVED_NAME, limit_bytes=_MARKER_LIMIT_BYTES).decode("utf-8", "replace").strip()
+    if not target:
+        raise RootMismatch(f"spool root {folder.path} was moved away; its disk was too full to note where to")
     raise RootMismatch(f"spool root {folder.path} was moved to {target}", hint=f"use local={target}")
+
+
+def read_moved(folder: Folder) -> str | None:
+    """Where the contents of this root went; None if they are here. Empty where a full disk had no room for the path.
+
+    A link is read and not followed: it is how a disk without a free block keeps a path. OSError, `SpoolUnreadable`.
+    """
+    if not folder.has(MOVED_NAME):
+        return None
+    if stat_module.S_ISLNK(os.stat(MOVED_NAME, dir_fd=folder.fd, follow_symlinks=False).st_mode):
+        return os.readlink(MOVED_NAME, dir_fd=folder.fd)
+    data = folder.read_bytes(MOVED_NAME, limit_bytes=_MARKER_LIMIT_BYTES)
+    return data.decode("utf-8", "surrogateescape").strip("\n")
 
 
 def _identify(folder: Folder, filesystem: Filesystem) -> RootIdentity:

@@ -380,7 +380,7 @@ _ROOTS = (
         "migrate/handover.py",
         "moved-root-goes-anywhere",
         clause=_OWNER,
-        change=("    if root.moved_to is not None and root.moved_to != str(place):\n", "    if False:\n"),
+        change=('    if root.moved_to not in (None, "", str(place)):\n', "    if False:\n"),
         test=_ROOT_TESTS,
     ),
     _mutant(

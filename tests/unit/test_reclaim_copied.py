@@ -130,6 +130,7 @@ def test_a_new_file_under_the_name_stays(mig: MigrateLab, monkeypatch: pytest.Mo
     monkeypatch.setattr(door, "relocate_shared", swap)
     report = freed(mig)
     assert (report.exit_code, list(report.kept)) == (3, ["x.bin"])
+    assert "another file came under its name" in report.kept["x.bin"]
     assert path.read_bytes() == b"the next one"
 
 
