@@ -62,7 +62,11 @@ def copy_files(tools: CopyTools, items: Sequence[Item], *, outcome: Outcome) -> 
     copier = _Copier(tools, outcome)
     units = cut_units(items, large_bytes=LARGE_BYTES, limits=_limits(tools.jobs))
     with ThreadPoolExecutor(tools.jobs, thread_name_prefix="durastore-migrate") as pool:
-        list(pool.map(copier.work, units))
+        try:
+            list(pool.map(copier.work, units))
+        except BaseException:
+            outcome.stop("interrupted")  # Ctrl-C: the pool waits for its threads, which would go on to the end
+            raise
     if not outcome.is_stopped:
         copier.finish()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat as stat_module
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from durastore.fsio.folder import Folder
@@ -79,7 +78,7 @@ class Scan:
         return sum(file.identity.size_bytes for file in self.files)
 
 
-def scan_tree(source: Folder, *, begin: str = "", is_wanted: Callable[[str], bool] = lambda _: True) -> Scan:
+def scan_tree(source: Folder, *, begin: str = "") -> Scan:
     """Walk the tree from `begin` down. What cannot be read is in the scan, not raised; OSError only for `begin`."""
     scan = Scan()
     device = os.fstat(source.fd).st_dev
@@ -94,7 +93,7 @@ def scan_tree(source: Folder, *, begin: str = "", is_wanted: Callable[[str], boo
                 raise
             scan.unreadable[path] = f"cannot be read: {exc.strerror or exc}"
             continue
-        pending += [each for each in reversed(below) if is_wanted(each)]
+        pending += reversed(below)
     return scan
 
 

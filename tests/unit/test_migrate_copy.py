@@ -526,6 +526,27 @@ def test_a_sync_that_fails_names_nothing(mig: MigrateLab, monkeypatch: pytest.Mo
     assert mig.here() == mig.written
 
 
+def test_an_interruption_is_not_worked_through(mig: MigrateLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "_BATCH_FILES", 1)
+    mig.fill(40)
+    plain = reading.read_copy
+    batches: list[int] = []
+
+    def interrupt(fd: int, size_bytes: int) -> Digest:
+        batches.append(fd)
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+        return plain(fd, size_bytes)
+
+    monkeypatch.setattr(copying, "read_copy", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        mig.run(jobs=1)
+    assert len(batches) <= 4
+    monkeypatch.undo()
+    mig.check()
+    assert mig.run().exit_code == 0
+
+
 def test_where_one_call_does_not_sync_all_each_is_synced(mig: MigrateLab, monkeypatch: pytest.MonkeyPatch) -> None:
     mig.fill(9)
     monkeypatch.setattr(SYS, "syncfs", failing(SYS.syncfs, errno.ENOSYS, when=lambda fd: True))
