@@ -103,6 +103,9 @@ class _Copier:
             self._outcome.stop(exc.message)
         except DiskFailed as exc:
             self._outcome.stop(str(StopCopying.of(exc)))
+        except BaseException:
+            self._outcome.stop("interrupted")  # what nobody foresaw ends all of it
+            raise
 
     def finish(self) -> None:
         """The last names are durable, and on record."""
