@@ -171,11 +171,12 @@ class _Run:
         look, target = self._look, self._target
         self._refuse_folding()
         folders = [folder for folder in look.scan.folders if not look.is_done(folder.path)]
+        for root in look.roots:  # what is in it comes after its mark: a spool without one would open
+            if look.states[root.path] is RootState.FRESH:
+                make_folders(target, [each for each in folders if below(root.path, each.path)], outcome=outcome)
+                begin_root(target, root, source=target.trees.source.path)
         names = make_folders(target, folders, outcome=outcome)
         names |= names_of(target, [folder.path for folder in look.scan.folders if look.is_done(folder.path)])
-        for root in look.roots:
-            if look.states[root.path] is RootState.FRESH:
-                begin_root(target, root, source=target.trees.source.path)
         source_id = target.trees.source_id
         log = ProvenLog(target.private, source=source_id)
         try:

@@ -17,6 +17,7 @@ from durastore.codec.encode import EncodedSample
 from durastore.errors import DiskFailed, RootMismatch
 from durastore.formats.spool_root import INCOMING_NAME, MOVED_NAME, ROOT_MARKER_NAME
 from durastore.fsio.publish import publish
+from durastore.fsio.sys import SYS
 from durastore.migrate import handover
 from durastore.migrate.record import Prior
 from durastore.migrate.scan import PRIVATE_NAME
@@ -308,6 +309,26 @@ def test_a_handover_that_ends_half_way_is_ended_by_the_next_run(
     assert root.run().exit_code == 0
     refuses(root.source, match="moved to")
     has_it_all(root.target, root.samples)
+
+
+def test_the_mark_comes_before_the_first_spool(root: MigrateLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    plain = SYS.mkdir
+
+    def mkdir(name: str, mode: int, *, dir_fd: int) -> None:
+        if name == "packs":
+            raise Killed
+        plain(name, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(SYS, "mkdir", mkdir)
+    with pytest.raises(Killed):
+        root.run()
+    monkeypatch.undo()
+    assert (root.target / "w-00").is_dir()
+    refuses(root.target, match="being filled")
+    assert root.run().exit_code == 0
 
 
 def test_a_full_source_gives_its_ballast_for_the_mark(root: MigrateLab, monkeypatch: pytest.MonkeyPatch) -> None:
