@@ -21,7 +21,7 @@ from durastore.adopt.zero_tails import NumberBlock, ZeroTail, find_zero_tail, is
 from durastore.errors import IntegrityError
 from durastore.model import parse_json
 
-__all__ = ["DATA_SUFFIXES", "Fault", "find_fault", "is_data"]
+__all__ = ["DATA_SUFFIXES", "Fault", "find_fault", "is_data", "tell_damage"]
 
 _MAX_HEADER_BYTES = 100 << 20
 _PICKLE = b"\x80"
@@ -93,6 +93,23 @@ def _zeros_fault(fd: int, zeros: ZeroTail, *, blocks: list[NumberBlock], is_unwr
     if zeros.is_torn(fd, blocks):
         return _damage(f"{what}, from the middle of a row of numbers on")
     return Fault(reason=f"{what}: data, or pages that a crash lost", is_damage=False, is_suspect=True)
+
+
+def tell_damage(fd: int, path: str) -> tuple[bool, str | None]:
+    """Whether the file's format tells a length and the file has it, and else why it is damaged: None also where that
+    cannot be told. As `find_fault` otherwise.
+    """
+    fault = find_fault(fd, path)
+    if fault is None:
+        return _tells_length(fd, path), None
+    return False, fault.reason if fault.is_damage else None
+
+
+def _tells_length(fd: int, path: str) -> bool:
+    """What torch wrote before its zip format, and arrays of objects, say nothing of their length."""
+    if PurePosixPath(path).suffix in _ZIPS:
+        return os.pread(fd, 1, 0) != _PICKLE
+    return not (path.endswith(".npy") and b"'|O'" in os.pread(fd, 256, 0))
 
 
 def _damage(reason: str) -> Fault:

@@ -13,6 +13,7 @@ from durastore.errors import FormatUnsupported, IntegrityError
 from durastore.model import parse_json, render_json
 
 __all__ = [
+    "INCOMING_NAME",
     "MOVED_NAME",
     "PRIVATE_ROOT_NAME",
     "ROOT_MARKER_NAME",
@@ -29,6 +30,8 @@ MOVED_NAME = "MOVED-TO"
 """A file of this name in a root holds the path that its contents were moved to; such a root is not used again."""
 PRIVATE_ROOT_NAME = ".durastore"
 """The root inside a folder of files that durastore did not write: their record, quarantine and stops."""
+INCOMING_NAME = "MIGRATING-FROM"
+"""A file of this name in a root says that `durastore migrate` is filling it; such a root is not used yet."""
 _FORMAT = 1
 _SPOOL = re.compile(r"w-([0-9]{2,6})")
 _IN_SPOOL = re.compile(r"packs|lock|journal-.*\.sqlite")

@@ -45,6 +45,37 @@ class FlockedFile:
             raise DiskFailed(f"locking {path}: {exc.strerror}", errno=exc.errno) from exc
         return cls(fd, path)
 
+    @classmethod
+    def try_lock_folder(cls, folder: Folder) -> FlockedFile | None:
+        """The lock of the folder itself, for which nothing is written in it; None and `DiskFailed` as `try_lock`."""
+        own = folder.again()
+        try:
+            is_ours = _flocked(own.fd, fcntl.LOCK_EX, path=folder.path)
+            lock = cls(os.dup(own.fd), folder.path) if is_ours else None
+        finally:
+            own.close()  # the lock stays with the duplicate: it belongs to the open file
+        return lock
+
+    @classmethod
+    def try_lock_existing(cls, folder: Folder, name: str, *, is_shared: bool = False) -> FlockedFile | None:
+        """The lock of a file that is there, opened for reading only. FileNotFoundError; else as `try_lock`."""
+        path = folder.path / name
+        fd = folder.open_read(name)
+        try:
+            is_ours = _flocked(fd, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX, path=path)
+        except BaseException:
+            os.close(fd)
+            raise
+        if not is_ours:
+            os.close(fd)
+            return None
+        return cls(fd, path)
+
+    @property
+    def fd(self) -> int:
+        """The locked file, open; it belongs to the lock."""
+        return self._fd
+
     @property
     def is_held(self) -> bool:
         """True in the process that took it, until `close`; a forked child shares the lock but does not own it."""
@@ -60,6 +91,16 @@ class FlockedFile:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             SYS.close(fd)
+
+
+def _flocked(fd: int, kind: int, *, path: Path) -> bool:
+    try:
+        SYS.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError as exc:
+        if exc.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise DiskFailed(f"locking {path}: {exc.strerror}", errno=exc.errno) from exc
+    return True
 
 
 def holders(path: Path) -> list[int]:

@@ -1,7 +1,7 @@
 """All or nothing, no clobber, synced: how a whole new file comes to its final name.
 
 Order: write -> check the length -> fsync -> link to the final name -> fsync the folder. A crash at any point leaves
-either no final name or the complete file. The only unlink here drops the temp name that this very call made.
+either no final name or the complete file. The only unlink here drops the temp name that the same `TempFile` made.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ import errno
 import os
 import secrets
 from collections.abc import Iterable
+from types import TracebackType
 
 from durastore.errors import DiskFailed
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity, identify
 from durastore.fsio.sys import SYS, Buffer
 
-__all__ = ["TEMP_PREFIX", "publish", "write_all"]
+__all__ = ["TEMP_PREFIX", "TempFile", "publish", "write_all"]
 
 TEMP_PREFIX = ".tmp-"
 _IOV_MAX = 512
+_FLAGS = os.O_RDWR | getattr(os, "O_NOATIME", 0)  # reading it back is nobody's access
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 def write_all(fd: int, chunks: Iterable[Buffer]) -> int:
@@ -50,54 +53,96 @@ def _flush(fd: int, pending: list[memoryview]) -> int:
     return total
 
 
+class TempFile:
+    """A new file that has no final name yet. Close it, or use it as a context manager: without a name it is gone then.
+
+    An unnamed inode where the file system can (a crash then leaves nothing), else a temp name in `temps`.
+    """
+
+    __slots__ = ("_temp", "_temps", "fd")
+
+    def __init__(self, fd: int, temps: Folder, *, temp: str | None) -> None:
+        self.fd = fd
+        """Open for reading and writing."""
+        self._temps = temps
+        self._temp = temp
+
+    @classmethod
+    def open(cls, folder: Folder, *, temps: Folder | None = None) -> TempFile:
+        """In `folder`; `temps` (default: the same) is where a temp name goes. `DiskFailed` if it cannot be made."""
+        temps = temps or folder
+        unnamed = getattr(os, "O_TMPFILE", None)
+        if unnamed is not None:
+            try:
+                return cls(SYS.open(".", _FLAGS | unnamed, mode=0o600, dir_fd=folder.fd), temps, temp=None)
+            except OSError as exc:
+                if exc.errno not in _NO_TMPFILE:
+                    raise _uncreated(folder, exc) from exc
+        temp = TEMP_PREFIX + secrets.token_hex(8)
+        flags = _FLAGS | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        try:
+            return cls(SYS.open(temp, flags, mode=0o600, dir_fd=temps.fd), temps, temp=temp)
+        except OSError as exc:
+            raise _uncreated(temps, exc) from exc
+
+    def give_name(self, folder: Folder, name: str) -> None:
+        """The final name, durable once `folder` is synced. FileExistsError if it is taken; OSError passes."""
+        if self._temp is None:
+            SYS.link_fd(self.fd, name, target_fd=folder.fd)
+            return
+        try:
+            SYS.link(self._temp, name, source_fd=self._temps.fd, target_fd=folder.fd)
+        except OSError as exc:
+            if exc.errno not in _NO_LINKS:
+                raise
+            SYS.rename_new(self._temp, name, source_fd=self._temps.fd, target_fd=folder.fd)
+            self._temp = None  # it is the final name now
+
+    def drop_temp(self) -> None:
+        """Drop the temp name, if there is one. The data keep their final name, or never had one. Safe to repeat."""
+        if self._temp is not None:
+            temp, self._temp = self._temp, None
+            SYS.unlink(temp, dir_fd=self._temps.fd)
+
+    def close(self) -> None:
+        """Without a final name the data go with it."""
+        try:
+            self.drop_temp()
+        finally:
+            SYS.close(self.fd)
+
+    def __enter__(self) -> TempFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _uncreated(folder: Folder, exc: OSError) -> DiskFailed:
+    return DiskFailed(f"creating a file in {folder.path}: {exc.strerror}", errno=exc.errno)
+
+
 def publish(folder: Folder, name: str, *, chunks: Iterable[Buffer], expect_size: int | None = None) -> FileIdentity:
     """Make `name` in `folder` with these bytes, durable when it returns.
 
     FileExistsError if the name is taken (never overwritten); `DiskFailed` if a byte could not be written or synced, or
     if the length is not `expect_size`. After an error the final name does not exist, or was there before.
     """
-    fd, temp = _open_temp(folder)
     try:
-        try:
-            size_bytes = write_all(fd, chunks)
+        with TempFile.open(folder) as temp:
+            size_bytes = write_all(temp.fd, chunks)
             if expect_size is not None and size_bytes != expect_size:
                 raise DiskFailed(f"{folder.path / name}: {size_bytes} bytes came instead of {expect_size}")
-            if os.fstat(fd).st_size != size_bytes:
+            if os.fstat(temp.fd).st_size != size_bytes:
                 raise DiskFailed(f"{folder.path / name}: the file system holds another length than was written")
-            SYS.fsync(fd)
-            _link(folder, fd, temp=temp, name=name)
-        finally:
-            if temp is not None:
-                SYS.unlink(temp, dir_fd=folder.fd)  # our own temp name; the data keeps the final name, or never had one
-        folder.sync()
-        identity = identify(fd)
+            SYS.fsync(temp.fd)
+            temp.give_name(folder, name)
+            temp.drop_temp()
+            folder.sync()
+            return identify(temp.fd)
     except FileExistsError:
         raise
     except OSError as exc:
         raise DiskFailed(f"writing {folder.path / name}: {exc.strerror or exc}", errno=exc.errno) from exc
-    finally:
-        SYS.close(fd)
-    return identity
-
-
-def _open_temp(folder: Folder) -> tuple[int, str | None]:
-    """An unnamed inode where the file system can (a crash then leaves nothing), else a temp name."""
-    unnamed = getattr(os, "O_TMPFILE", None)
-    if unnamed is not None:
-        try:
-            return SYS.open(".", os.O_RDWR | unnamed, mode=0o600, dir_fd=folder.fd), None
-        except OSError as exc:
-            if exc.errno not in _NO_TMPFILE:
-                raise DiskFailed(f"creating a file in {folder.path}: {exc.strerror}", errno=exc.errno) from exc
-    temp = TEMP_PREFIX + secrets.token_hex(8)
-    try:
-        return SYS.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode=0o600, dir_fd=folder.fd), temp
-    except OSError as exc:
-        raise DiskFailed(f"creating a file in {folder.path}: {exc.strerror}", errno=exc.errno) from exc
-
-
-def _link(folder: Folder, fd: int, *, temp: str | None, name: str) -> None:
-    if temp is None:
-        SYS.link_fd(fd, name, target_fd=folder.fd)
-    else:
-        SYS.link(temp, name, source_fd=folder.fd, target_fd=folder.fd)

@@ -40,6 +40,15 @@ class SystemCalls:
         else:
             self.fsync(fd)
 
+    def syncfs(self, fd: int) -> None:
+        """Everything on the file system of `fd`, of whoever, is durable. ENOSYS where the C library has none."""
+        call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+        if call is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        if call(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
     def link(self, source: str, target: str, *, source_fd: int, target_fd: int) -> None:
         os.link(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd, follow_symlinks=False)
 
@@ -60,6 +69,19 @@ class SystemCalls:
         if call(source_fd, os.fsencode(source), target_fd, os.fsencode(target), _RENAME_NOREPLACE) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), source)
+
+    def symlink(self, target: str, name: str, *, dir_fd: int) -> None:
+        """Fails if the name exists."""
+        os.symlink(target, name, dir_fd=dir_fd)
+
+    def chmod(self, fd: int, mode: int) -> None:
+        os.fchmod(fd, mode)
+
+    def chown(self, fd: int, *, uid: int, gid: int) -> None:
+        os.fchown(fd, uid, gid)
+
+    def set_times(self, fd: int, *, atime_ns: int, mtime_ns: int) -> None:
+        os.utime(fd, ns=(atime_ns, mtime_ns))
 
     def mkdir(self, name: str, mode: int, *, dir_fd: int) -> None:
         os.mkdir(name, mode, dir_fd=dir_fd)

@@ -11,12 +11,12 @@ from durastore.errors import DiskFailed
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import identify
 from durastore.fsio.sys import SYS
-from durastore.verify.receipt import Receipt
+from durastore.verify.receipt import CopyReceipt, Receipt
 
 __all__ = ["unlink_proven"]
 
 
-def unlink_proven(folder: Folder, name: str, *, receipt: Receipt) -> int:
+def unlink_proven(folder: Folder, name: str, *, receipt: Receipt | CopyReceipt) -> int:
     """Spend the receipt and drop the one name; returns the bytes freed. The durable intent must already be written.
 
     `ReceiptRefused` if the file now under that name is not the one proven; `DiskFailed` if the kernel says no. In both

@@ -25,6 +25,7 @@ from durastore.adopt.place import PRIVATE_NAME
 from durastore.formats.spool_root import ROOT_MARKER_NAME, is_spool_content, parse_spool_name
 from durastore.fsio.folder import Folder
 from durastore.fsio.paths import open_parent
+from durastore.migrate.scan import PRIVATE_NAME as MIGRATE_NAME
 
 __all__ = ["LocalInventory", "OddEntry", "Texts", "case_collisions", "is_empty_folder", "load_local", "texts"]
 
@@ -206,7 +207,7 @@ def _take_files(found: _Found, entries: Iterator[os.DirEntry[str]], *, stop: thr
 
 def _take_other(found: _Found, name: str, *, mode: int) -> None:
     path = found.lead + os.fsencode(name)
-    if name == PRIVATE_NAME and not found.lead:
+    if name in (PRIVATE_NAME, MIGRATE_NAME) and not found.lead:
         return
     if stat_module.S_ISDIR(mode):
         found.folders.append(path + b"/")

@@ -12,6 +12,7 @@ import stat as stat_module
 from collections.abc import Iterator
 
 from durastore.fsio.folder import Folder
+from durastore.migrate.scan import PRIVATE_NAME as MIGRATE_NAME
 from durastore.reconcile.local import OddEntry
 from durastore.spool.look import spool_names
 
@@ -35,7 +36,7 @@ def is_own_in_spool(name: str) -> bool:
 def strangers_in(root: Folder, *, under: str = "", is_private: bool = False) -> tuple[OddEntry, ...]:
     """All of them, paths beginning with `under`. `is_private`: the root is the one inside a folder. OSError passes."""
     spools = spool_names(root)
-    folders = {*spools, "going"} if is_private else set(spools)
+    folders = {*spools, "going"} if is_private else {*spools, MIGRATE_NAME}
     found = list(_odd_names(root, files=_ROOT_FILE, folders=folders, under=under))
     for name in spools:
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from durastore.errors import FormatUnsupported, IntegrityError, SpoolUnreadable
-from durastore.formats.spool_root import MOVED_NAME, parse_spool_name
+from durastore.formats.spool_root import parse_spool_name
 from durastore.formats.stop import StopRecord
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import holders
@@ -28,6 +28,7 @@ from durastore.spool.journal_errors import SQLITE_ERRORS
 from durastore.spool.journal_file import newest_journal
 from durastore.spool.journal_rows import load_packs
 from durastore.spool.records import PackRecord
+from durastore.spool.root import read_moved
 from durastore.spool.stops import FACT_STOPPED, stops_in_force
 
 __all__ = ["JournalGlance", "PackTotals", "RootGlance", "SpoolGlance", "look_at_root", "opened_journal"]
@@ -119,7 +120,7 @@ def look_at_root(path: Path) -> RootGlance:
                 free_bytes=free_bytes(path),
                 stops=tuple(stops_in_force(root, also=[stop for stop in found if stop is not None])),
                 probes=_probes(root),
-                moved_to=_moved_to(root),
+                moved_to=read_moved(root),
             )
         except OSError as exc:
             raise SpoolUnreadable(f"spool root {path}: {exc.strerror or exc}", errno=exc.errno) from exc
@@ -163,12 +164,6 @@ def _quarantine_of(folder: Folder) -> tuple[int, int]:
     except FileNotFoundError:
         pass
     return files, size_bytes
-
-
-def _moved_to(root: Folder) -> str | None:
-    if not root.has(MOVED_NAME):
-        return None
-    return root.read_bytes(MOVED_NAME, limit_bytes=65_536).decode("utf-8", "replace").strip()
 
 
 def _probes(root: Folder) -> tuple[ProbeResult, ...]:

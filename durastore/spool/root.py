@@ -10,17 +10,25 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat as stat_module
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from durastore.errors import DiskFailed, RootMismatch, SpoolUnreadable, UnsupportedFilesystem
-from durastore.formats.spool_root import MOVED_NAME, ROOT_MARKER_NAME, RootRecord, parse_root, render_root
+from durastore.formats.spool_root import (
+    INCOMING_NAME,
+    MOVED_NAME,
+    ROOT_MARKER_NAME,
+    RootRecord,
+    parse_root,
+    render_root,
+)
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
 from durastore.fsio.space import Filesystem, filesystem_of
 
-__all__ = ["RootIdentity", "SpoolRoot"]
+__all__ = ["RootIdentity", "SpoolRoot", "read_moved"]
 
 _MARKER_LIMIT_BYTES = 65_536
 _REMOUNT = "mount the disk again; nothing was changed"
@@ -109,10 +117,30 @@ def _settle_names(folder: Folder) -> None:
 
 
 def _refuse_moved(folder: Folder) -> None:
-    if not folder.has(MOVED_NAME):
+    if folder.has(INCOMING_NAME):
+        raise RootMismatch(
+            f"spool root {folder.path} is being filled by `durastore migrate`",
+            hint="run the same `durastore migrate` again; it goes on, and ends it",
+        )
+    target = read_moved(folder)
+    if target is None:
         return
-    target = folder.read_bytes(MOVED_NAME, limit_bytes=_MARKER_LIMIT_BYTES).decode("utf-8", "replace").strip()
+    if not target:
+        raise RootMismatch(f"spool root {folder.path} was moved away; its disk was too full to note where to")
     raise RootMismatch(f"spool root {folder.path} was moved to {target}", hint=f"use local={target}")
+
+
+def read_moved(folder: Folder) -> str | None:
+    """Where the contents of this root went; None if they are here. Empty where a full disk had no room for the path.
+
+    A link is read and not followed: it is how a disk without a free block keeps a path. OSError, `SpoolUnreadable`.
+    """
+    if not folder.has(MOVED_NAME):
+        return None
+    if stat_module.S_ISLNK(os.stat(MOVED_NAME, dir_fd=folder.fd, follow_symlinks=False).st_mode):
+        return os.readlink(MOVED_NAME, dir_fd=folder.fd)
+    data = folder.read_bytes(MOVED_NAME, limit_bytes=_MARKER_LIMIT_BYTES)
+    return data.decode("utf-8", "surrogateescape").strip("\n")
 
 
 def _identify(folder: Folder, filesystem: Filesystem) -> RootIdentity:

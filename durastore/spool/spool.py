@@ -300,6 +300,7 @@ def _claimed(root: SpoolRoot, number: int, *, clock: Clock) -> Spool | None:
         if FlockedFile.try_lock(folder, _LOCK) is not None:
             # a file system that emulates locks per process grants it twice (case B125)
             raise UnsupportedFilesystem(f"locks on {folder.path} do not exclude", hint="use a local disk for the spool")
+        root.check()  # with the lock in hand: a migrate that marks the root after this sees the spool
         spool = Spool(root, folder, lock=lock, clock=clock)
         opened.pop_all()
         return spool

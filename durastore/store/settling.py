@@ -25,6 +25,7 @@ __all__ = ["FACT_URL", "Settling"]
 _PROVEN = (PackState.UPLOADED, PackState.VERIFIED, PackState.MANIFESTED, PackState.UNKNOWN)
 _SECOND_LOOK_S = 1.0
 _STORE_ID = "store_id"
+_ROOT_ID = "root_id"
 FACT_URL = "bucket_url"
 """The bucket and prefix that a spool was filled for."""
 _PLACE = "bucket_place"
@@ -46,6 +47,7 @@ class Settling:
         report = spool.recover()
         for line in report.lines():
             LOGGER.warning("recovery of %s: %s", spool.path, line)
+        self._check_root(spool)
         self._check_bucket(spool)
         self._check_rollback(spool, is_older=report.is_older)
         self._retry_conflicts(spool)
@@ -54,6 +56,18 @@ class Settling:
         move_buried(spool, self._tombstones)
         drop_made_again(spool, self._services, records=spool.journal.packs())
         settle_doubtful(spool, self._services)
+
+    def _check_root(self, spool: Spool) -> None:
+        """A root that was copied by other means (cp, rsync, a clone) got a marker of its own, as the refusal said: the
+        one it was copied from may go on with the same packs, and every proof is void.
+        """
+        root_id = spool.root.identity.root_id
+        known = spool.journal.get_fact(_ROOT_ID)
+        if known is not None and known != root_id:
+            LOGGER.error("%s was copied from another root: every proof is void", spool.path)
+            self._void(spool, "the root was copied")
+        if known != root_id:
+            spool.journal.set_fact(_ROOT_ID, root_id)
 
     def _check_bucket(self, spool: Spool) -> None:
         """The spool was filled for this bucket; one re-created under the same name voids every proof (case B164)."""

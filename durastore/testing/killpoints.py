@@ -19,7 +19,19 @@ from durastore.spool.journal_db import JournalDatabase
 
 __all__ = ["KillPoints"]
 
-_COUNTED = ("open", "fsync", "fdatasync", "link", "link_fd", "unlink", "mkdir", "preallocate")
+_COUNTED = (
+    "open",
+    "fsync",
+    "fdatasync",
+    "syncfs",
+    "link",
+    "link_fd",
+    "symlink",
+    "rename_new",
+    "unlink",
+    "mkdir",
+    "preallocate",
+)
 _SENDING = ("put", "create_upload", "upload_part", "complete_upload")
 
 

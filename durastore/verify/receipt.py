@@ -1,6 +1,8 @@
 """The right to drop one local file: short-lived, single-use, bound to one inode.
 
-Only `verify.verifier` calls `mint`; only `reclaim` spends. A receipt cannot be pickled, copied or made by hand.
+`Receipt` says that the bytes were seen in the bucket, `CopyReceipt` that they were read back on another device. Only
+`verify.verifier` calls `mint` and only `verify.copied` calls `mint_copy`; only `reclaim` spends. None of them can be
+pickled, copied or made by hand.
 """
 
 from __future__ import annotations
@@ -11,45 +13,64 @@ from typing import Any, NoReturn
 from durastore.clock import Clock
 from durastore.errors import ReceiptRefused
 from durastore.fsio.identity import FileIdentity
-from durastore.model import Evidence, ObjectKey, render_json
+from durastore.model import Digest, Evidence, ObjectKey, render_json
 
-__all__ = ["Receipt", "mint"]
+__all__ = ["CopyReceipt", "Receipt", "mint", "mint_copy"]
 
 _SEAL = object()
 
 
-class Receipt:
-    """Proof that the bytes of one local file were just seen in the bucket. Good once, until it expires."""
+class _Spendable:
+    """Good once, until it expires, for one file in one state."""
 
-    __slots__ = ("_clock", "_expires_at", "_is_spent", "_lock", "evidence", "identity", "pack_id")
+    __slots__ = ("_clock", "_expires_at", "_is_spent", "_lock", "_what", "identity")
 
-    def __init__(
-        self, seal: object, *, pack_id: int, identity: FileIdentity, evidence: Evidence, expiry: tuple[Clock, float]
-    ) -> None:
+    def __init__(self, seal: object, *, what: str, identity: FileIdentity, expiry: tuple[Clock, float]) -> None:
         if seal is not _SEAL:
             raise TypeError("only the verifier makes receipts")
         self._clock, self._expires_at = expiry
         self._is_spent = False
         self._lock = threading.Lock()
-        self.pack_id = pack_id
+        self._what = what
         self.identity = identity
         """The file this receipt is for, as it was when both sides were compared."""
-        self.evidence = evidence
-
-    @property
-    def key(self) -> ObjectKey:
-        return self.evidence.key
 
     def spend(self, identity: FileIdentity) -> None:
         """Use it up for the file of this identity. `ReceiptRefused` if spent, expired, or the file is another."""
         with self._lock:
             if self._is_spent:
-                raise ReceiptRefused(f"the receipt for {self.key} was spent before")
+                raise ReceiptRefused(f"the receipt for {self._what} was spent before")
             self._is_spent = True  # also a refused attempt uses it up: a second try needs a second look
         if self._clock.monotonic() >= self._expires_at:
-            raise ReceiptRefused(f"the receipt for {self.key} expired")
+            raise ReceiptRefused(f"the receipt for {self._what} expired")
         if identity != self.identity:
-            raise ReceiptRefused(f"the local file of {self.key} changed after it was proven")
+            raise ReceiptRefused(f"the local file of {self._what} changed after it was proven")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("a receipt cannot be pickled or copied")
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a receipt cannot be copied")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise TypeError("a receipt cannot be copied")
+
+
+class Receipt(_Spendable):
+    """Proof that the bytes of one local file were just seen in the bucket."""
+
+    __slots__ = ("evidence", "pack_id")
+
+    def __init__(
+        self, seal: object, *, pack_id: int, identity: FileIdentity, evidence: Evidence, expiry: tuple[Clock, float]
+    ) -> None:
+        super().__init__(seal, what=str(evidence.key), identity=identity, expiry=expiry)
+        self.pack_id = pack_id
+        self.evidence = evidence
+
+    @property
+    def key(self) -> ObjectKey:
+        return self.evidence.key
 
     def render(self) -> str:
         """What the journal keeps as the intent: canonical JSON, of no use as a receipt."""
@@ -67,18 +88,36 @@ class Receipt:
         }
         return render_json(facts)
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError("a receipt cannot be pickled or copied")
 
-    def __copy__(self) -> NoReturn:
-        raise TypeError("a receipt cannot be copied")
+class CopyReceipt(_Spendable):
+    """Proof that the bytes of one local file were read back from a copy on another device (ADR 0009)."""
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        raise TypeError("a receipt cannot be copied")
+    __slots__ = ("digest", "target")
+
+    def __init__(
+        self, seal: object, *, identity: FileIdentity, target: FileIdentity, digest: Digest, expiry: tuple[Clock, float]
+    ) -> None:
+        super().__init__(seal, what=f"the copy of inode {identity.inode}", identity=identity, expiry=expiry)
+        self.target = target
+        self.digest = digest
+
+    def render(self) -> str:
+        """What is kept as the intent: canonical JSON, of no use as a receipt."""
+        facts = {"identity": self.identity.render(), "target": self.target.render(), "digest": self.digest.hex}
+        return render_json(facts)
 
 
 def mint(*, pack_id: int, identity: FileIdentity, evidence: Evidence, clock: Clock, ttl_s: float) -> Receipt:
     """Make a receipt. Called by `verify.verifier` alone; a test holds every other caller off."""
     return Receipt(
         _SEAL, pack_id=pack_id, identity=identity, evidence=evidence, expiry=(clock, clock.monotonic() + ttl_s)
+    )
+
+
+def mint_copy(
+    *, identity: FileIdentity, target: FileIdentity, digest: Digest, clock: Clock, ttl_s: float
+) -> CopyReceipt:
+    """Make a receipt for a copy. Called by `verify.copied` alone; a test holds every other caller off."""
+    return CopyReceipt(
+        _SEAL, identity=identity, target=target, digest=digest, expiry=(clock, clock.monotonic() + ttl_s)
     )

@@ -9,6 +9,8 @@ from tests.architecture.source_tree import SourceFile, Use, load_sources
 
 HOME = "durastore/verify/receipt.py"
 ISSUER = "durastore/verify/verifier.py"
+COPY_ISSUER = "durastore/verify/copied.py"
+_ISSUERS = {"mint": ISSUER, "mint_copy": COPY_ISSUER}
 MODULE = "durastore.verify.receipt"
 MAY_IMPORT = ("durastore/verify/", "durastore/reclaim/")
 
@@ -22,13 +24,13 @@ def find_receipt_misuses(root: Path) -> list[Use]:
     return sorted(found)
 
 
-def find_mint_calls(root: Path) -> list[Use]:
-    """Every call of `mint`: the verifier's own, and none besides."""
+def find_mint_calls(root: Path, name: str = "mint") -> list[Use]:
+    """Every call of `mint`, or `mint_copy`: its issuer's own, and none besides."""
     return sorted(
-        source.use(function, "mint(...)")
+        source.use(function, f"{name}(...)")
         for source in load_sources(root)
         for node, function in source.walk()
-        if isinstance(node, ast.Call) and _last(source, node.func) == "mint" and not _is_writer_id(source, node.func)
+        if isinstance(node, ast.Call) and _last(source, node.func) == name and not _is_writer_id(source, node.func)
     )
 
 
@@ -36,12 +38,12 @@ def _misuses(source: SourceFile, node: ast.AST) -> list[str]:
     found = []
     if isinstance(node, ast.Name | ast.Attribute):
         name = _last(source, node)
-        if name == "mint" and source.name != ISSUER and not _is_writer_id(source, node):
-            found.append("mint")
+        if name in _ISSUERS and source.name != _ISSUERS[name] and not _is_writer_id(source, node):
+            found.append(name)
         if name == "_SEAL":
             found.append("_SEAL")
-    if isinstance(node, ast.Call) and _last(source, node.func) == "Receipt":
-        found.append("Receipt(...)")
+    if isinstance(node, ast.Call) and _last(source, node.func) in ("Receipt", "CopyReceipt"):
+        found.append(f"{_last(source, node.func)}(...)")
     if not source.name.startswith(MAY_IMPORT) and _names_module(node):
         found.append(f"import of {MODULE}")
     return found

@@ -38,7 +38,7 @@ EXPECTED = {
     # A worker process hands its error to its parent; nothing is kept or read.
     Use(file="durastore/errors.py", function="DurastoreError", what="__reduce__"),
     # Refuses to be pickled.
-    Use(file="durastore/verify/receipt.py", function="Receipt", what="__reduce_ex__"),
+    Use(file="durastore/verify/receipt.py", function="_Spendable", what="__reduce_ex__"),
 }
 
 

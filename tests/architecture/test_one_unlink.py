@@ -11,8 +11,8 @@ from tests.architecture.source_tree import REPO, Use
 EXPECTED = [
     # Gives back a file of nothing but zeros that the same module made (ADR 0006).
     Use(file="durastore/fsio/ballast.py", function="Ballast._drop", what="durastore.fsio.sys.SYS.unlink"),
-    # Drops the temp name that the same call made.
-    Use(file="durastore/fsio/publish.py", function="publish", what="durastore.fsio.sys.SYS.unlink"),
+    # Drops the temp name that the same object made.
+    Use(file="durastore/fsio/publish.py", function="TempFile.drop_temp", what="durastore.fsio.sys.SYS.unlink"),
     # Drops a name after another one of the same inode was linked and synced.
     Use(file="durastore/fsio/relocate.py", function="relocate", what="durastore.fsio.sys.SYS.unlink"),
     # The system call itself, one method, so that crash tests can stop at it (ADR 0001).

@@ -15,6 +15,7 @@ from tests.mutants.disk_guards import DISK
 from tests.mutants.foreign_guards import FOREIGN
 from tests.mutants.inventory_guards import INVENTORY
 from tests.mutants.lease_guards import LEASES
+from tests.mutants.migrate_guards import MIGRATE
 from tests.mutants.mutant import Mutant
 from tests.mutants.proof_guards import PROOF
 from tests.mutants.room_guards import ROOM
@@ -22,7 +23,7 @@ from tests.mutants.row_guards import ROWS
 from tests.mutants.stop_guards import STOP
 from tests.mutants.workbench import Outcome, Workbench
 
-MUTANTS = (*PROOF, *STOP, *DISK, *ROWS, *ROOM, *INVENTORY, *FOREIGN, *ADOPT, *LEASES)
+MUTANTS = (*PROOF, *STOP, *DISK, *ROWS, *ROOM, *INVENTORY, *FOREIGN, *ADOPT, *LEASES, *MIGRATE)
 _LIMIT_S = 120.0
 _ALL_LIMIT_S = 600.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,22 @@ def test_a_spool_that_is_still_full_is_not_turned_to_another_bucket(lab: Reclaim
     with pytest.raises(ConfigError, match="still holds 1 packs"):
         settle(lab, url="memory://other/data", store_id="cd" * 16)
     assert lab.state(record) is PackState.MANIFESTED
+
+
+def test_a_root_that_was_copied_proves_nothing(lab: ReclaimLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its marker was made anew, as the refusal of a copy says; the one it was copied from may go on."""
+    records = [*lab.manifested("a"), lab.uploaded("b"), lab.verify(lab.uploaded("c"))]
+    settle(lab)
+    settle(lab)
+    assert lab.state(records[0]) is PackState.MANIFESTED
+    copied = replace(lab.spool.root.identity, root_id="ef" * 16)
+    monkeypatch.setattr(lab.spool.root, "identity", copied)
+    settle(lab)
+    for record in records:
+        now = lab.spool.journal.pack(record.pack_id)
+        assert (now.state, now.evidence, now.manifested_in) == (PackState.SEALED, None, None)
+        assert lab.is_here(record)
+    assert lab.spool.journal.get_fact("root_id") == "ef" * 16
 
 
 @pytest.mark.parametrize("state", [PackState.CONFLICT, PackState.LOST])

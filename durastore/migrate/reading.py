@@ -1,0 +1,117 @@
+"""Reading one side, and knowing that it held still meanwhile.
+
+Duty: bytes and digest of a source that is, at the end, the file it was at the beginning; bytes of a copy from its
+device. Must never give a digest of a file that changed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import xxhash
+
+from durastore.fsio.cache import drop_cached, read_once
+from durastore.fsio.folder import Folder
+from durastore.fsio.identity import FileIdentity, identify
+from durastore.fsio.lease import NotLeased, leased
+from durastore.migrate.pace import Pace
+from durastore.migrate.record import Prior
+from durastore.model import Digest
+
+__all__ = ["BLOCK_BYTES", "Formats", "SourceChanged", "SourceRead", "read_copy", "read_source"]
+
+BLOCK_BYTES = 4 << 20
+Sink = Callable[[memoryview], None]
+
+
+class SourceChanged(Exception):
+    """The file is another than was scanned, or changed while it was read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formats:
+    """A look into files of known formats: `migrate` knows none by itself."""
+
+    is_known: Callable[[str], bool]
+    find_damage: Callable[[int, str], tuple[bool, str | None]]
+    """Open file and path -> whether the format tells a length that fits, and why the file is damaged (or None)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRead:
+    """What was read, of a file that held still."""
+
+    digest: Digest
+    is_quiet: bool
+    """Nobody had it open for writing, before and after."""
+    prior: Prior
+    damage: str | None
+
+
+def read_source(
+    folder: Folder, name: str, *, expect: FileIdentity, formats: Formats, sink: tuple[Sink, Pace]
+) -> SourceRead:
+    """Read the file from its beginning to its end, block by block into the sink (which must not keep the block).
+
+    `SourceChanged` if it is not the file that is expected, or changed; OSError or `SpoolUnreadable` where it cannot be
+    read.
+    """
+    take, pace = sink
+    fd = folder.open_read(name)
+    try:
+        if identify(fd) != expect:
+            raise SourceChanged("it changed since it was looked at")
+        is_quiet = _has_no_writer(fd)
+        digest = _read_all(fd, expect.size_bytes, take=take, pace=pace)
+        fits, damage = formats.find_damage(fd, name) if formats.is_known(name) else (False, None)
+        is_quiet = _has_no_writer(fd) and is_quiet
+        if identify(fd) != expect:
+            raise SourceChanged("it changed while it was read")
+    finally:
+        os.close(fd)
+    return SourceRead(digest=digest, is_quiet=is_quiet, prior=Prior.LENGTH if fits else Prior.NONE, damage=damage)
+
+
+def read_copy(fd: int, size_bytes: int) -> Digest:
+    """Digest of synced bytes, read from the device. OSError where they cannot be read."""
+    drop_cached(fd)
+    if size_bytes > BLOCK_BYTES:
+        read_once(fd)
+    hasher = xxhash.xxh3_128()
+    offset = 0
+    # one byte more than expected, so that a longer file shows
+    while block := os.pread(fd, min(BLOCK_BYTES, size_bytes + 1), offset):
+        hasher.update(block)
+        offset += len(block)
+    if offset != size_bytes:
+        raise OSError(5, f"{offset} bytes instead of {size_bytes} are there")
+    return Digest(hasher.hexdigest())
+
+
+def _read_all(fd: int, size_bytes: int, *, take: Sink, pace: Pace) -> Digest:
+    if size_bytes > BLOCK_BYTES:
+        read_once(fd)
+    hasher = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(min(BLOCK_BYTES, size_bytes + 1)))
+    offset = 0
+    while offset <= size_bytes:
+        pace.take(min(len(buffer), size_bytes - offset))
+        count = os.preadv(fd, [buffer], offset)
+        if count == 0:
+            break
+        hasher.update(buffer[:count])
+        take(buffer[:count])
+        offset += count
+    if offset != size_bytes:
+        raise SourceChanged(f"{offset} bytes were read of a file of {size_bytes}")  # cases B44, B124
+    return Digest(hasher.hexdigest())
+
+
+def _has_no_writer(fd: int) -> bool:
+    try:
+        with leased(fd):
+            return True
+    except NotLeased:
+        return False

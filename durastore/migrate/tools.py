@@ -1,0 +1,46 @@
+"""What every copy needs, and two steps that several ways to a proven copy share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from durastore.fsio.sys import SYS
+from durastore.migrate.outcome import Item, StopCopying
+from durastore.migrate.pace import Pace
+from durastore.migrate.places import Target
+from durastore.migrate.reading import Formats, SourceRead
+from durastore.migrate.record import Prior, Proven, ProvenLog
+from durastore.verify.copied import CopiedFile
+
+__all__ = ["CopyTools", "judged", "sync_file"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyTools:
+    """Shared by all threads."""
+
+    target: Target
+    log: ProvenLog
+    known: dict[str, Proven]
+    """On record from earlier runs."""
+    names: dict[str, frozenset[str]]
+    """Folder -> names that DST has there already."""
+    formats: Formats
+    pace: Pace
+    jobs: int
+
+
+def judged(copied: CopiedFile, read: SourceRead, *, item: Item) -> Proven:
+    """The copy with what the source was held against: the journal's digest, or what its format says."""
+    if item.seal is None:
+        return Proven(copied=copied, prior=read.prior, damage=read.damage)
+    damage = None if item.seal == copied.digest else "its bytes are not those that were sealed"
+    return Proven(copied=copied, prior=Prior.DIGEST if damage is None else Prior.NONE, damage=damage)
+
+
+def sync_file(fd: int) -> None:
+    """`StopCopying` if the target cannot be synced; never tried twice on one file."""
+    try:
+        SYS.fsync(fd)
+    except OSError as exc:
+        raise StopCopying.of(exc) from exc

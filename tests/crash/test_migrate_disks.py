@@ -1,0 +1,150 @@
+"""Real disks: ext4 on loop devices. A spool root on a full one moves; a full destination stops a migration; one that is
+unmounted gets nothing more.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from durastore.errors import DiskFailed, RootMismatch
+from durastore.fsio.sys import SYS
+from durastore.migrate import copying
+from durastore.spool import spool as spool_module
+from durastore.spool.root import SpoolRoot
+from tests.crash.test_full_disk import _why_not
+from tests.unit.migrate_lab import MigrateLab, contents
+from tests.unit.spool_lab import assert_obtainable, sample, spool_at, writer_of
+
+MIB = 1 << 20
+
+pytestmark = [
+    pytest.mark.skipif(_why_not() is not None, reason=str(_why_not())),
+    pytest.mark.timeout(300),
+]
+
+
+@contextmanager
+def disk(folder: Path, name: str, *, size_bytes: int) -> Iterator[Path]:
+    """A mounted ext4 without blocks for root alone."""
+    image, mount = folder / f"{name}.img", folder / name
+    mount.mkdir()
+    with image.open("wb") as file:
+        file.truncate(size_bytes)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", image], check=True, capture_output=True)
+    subprocess.run(["mount", "-o", "loop", image, mount], check=True, capture_output=True)
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", "--lazy", mount], check=False, capture_output=True)
+        image.unlink()
+        mount.rmdir()
+
+
+def fill(folder: Path) -> None:
+    """Somebody else takes every block that is left."""
+    fd = os.open(folder / "foreign", os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        size, step = 0, 16 * MIB
+        while step >= 1024:
+            try:
+                os.posix_fallocate(fd, size, step)
+                size += step
+            except OSError:
+                step //= 2
+    finally:
+        os.close(fd)
+
+
+def put_until_full(spool: Any, *, size: int) -> list[Any]:
+    acknowledged: list[Any] = []
+    writer = writer_of(spool)
+    while True:
+        encoded = sample(f"s/{len(acknowledged)}", size=size)
+        try:
+            writer.append([encoded])
+        except DiskFailed as exc:
+            if not exc.is_full:
+                raise
+            return acknowledged
+        acknowledged.append(encoded)
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+def test_a_spool_that_filled_its_disk_moves_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_short: bool
+) -> None:
+    # the second incident: the process is gone, the disk is full, everything has to go to another one
+    monkeypatch.setattr(spool_module, "_BALLAST_BYTES", 2 * MIB)
+    # a path of at most 59 bytes has room in the inode of a link
+    place = Path(tempfile.mkdtemp(prefix="mig")) if is_short else tmp_path
+    with disk(tmp_path, "small", size_bytes=24 * MIB) as small, disk(place, "large", size_bytes=96 * MIB) as large:
+        lab = MigrateLab(small / "root", large / "root")
+        with spool_at(lab.source) as spool:
+            spool.recover()
+            acknowledged = put_until_full(spool, size=60_000)
+            fill(small)
+        assert len(acknowledged) > 50
+        report = lab.run(is_any_filesystem_allowed=False)
+        assert report.exit_code in (0, 12), list(report.lines())
+        assert report.roots[0].is_active
+        mark = lab.source / "MOVED-TO"
+        assert os.readlink(mark) == str(lab.target) if is_short else mark.read_bytes() == b""
+        with pytest.raises(RootMismatch, match=str(lab.target) if is_short else "too full to note"):
+            SpoolRoot.open(lab.source)
+        assert lab.run().exit_code == 0, "nothing to do any more"
+        with spool_at(lab.target) as spool:
+            found = spool.recover()
+            assert found.lost == []
+            assert_obtainable(spool, acknowledged)
+            writer_of(spool).append([sample("it goes on")])
+
+
+def test_a_destination_that_is_full_stops_at_once(tmp_path: Path) -> None:
+    # case B115
+    with disk(tmp_path, "full", size_bytes=24 * MIB) as full:
+        lab = MigrateLab(tmp_path / "source", full / "target")
+        for number in range(40):
+            lab.write(f"f{number:02d}.bin", MIB)
+        assert lab.run().exit_code == 2, "seen by the plan"
+        patched = pytest.MonkeyPatch()
+        patched.setattr("durastore.migrate.looking.free_bytes", lambda _: 1 << 40)
+        patched.setattr(copying, "_BATCH_FILES", 4)
+        report = lab.run(is_reclaiming=True)
+        patched.undo()
+        assert report.exit_code == 3
+        assert "No space left" in (report.stopped or "")
+        assert report.not_attempted >= 10
+        assert 4 <= len(lab.there()) <= 24
+        assert lab.here() == lab.written
+        lab.check()
+
+
+def test_a_destination_that_is_unmounted_gets_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # case B20
+    monkeypatch.setattr(copying, "_BATCH_FILES", 2)
+    with disk(tmp_path, "disk", size_bytes=24 * MIB) as mounted:
+        lab = MigrateLab(tmp_path / "source", mounted)
+        lab.fill(12)
+        plain, named = SYS.link_fd, []
+
+        def link_fd(fd: int, name: str, *, target_fd: int) -> None:
+            plain(fd, name, target_fd=target_fd)
+            named.append(name)
+            if len(named) == 4:
+                subprocess.run(["umount", "--lazy", mounted], check=True)
+
+        monkeypatch.setattr(SYS, "link_fd", link_fd)
+        report = lab.run(jobs=1, is_reclaiming=True)
+        assert report.exit_code == 3
+        assert "another directory" in (report.stopped or "")
+        assert contents(mounted) == {}
+        assert list(mounted.iterdir()) == []
+        assert lab.here() == lab.written
