@@ -31,7 +31,7 @@ class Counting(Protocol):
         """Where the latest pass began."""
         ...
 
-    def move(self, place: Place) -> None: ...
+    def stand_at(self, place: Place) -> None: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
@@ -64,7 +64,7 @@ class CountedLoader:
         own = 0
         while batch is not _END:
             own = min(own + self._batch_size, count)
-            self._source.move(course.after(start, own))
+            self._source.stand_at(course.after(start, own))
             yield batch
             batch = next(batches, _END)
         if not self._drops_last and own < count:
@@ -72,7 +72,7 @@ class CountedLoader:
                 f"the loader ended after {own} of {count} samples of this rank",
                 hint="does something else change its sampler, or skip samples?",
             )
-        self._source.move(Place(epoch=start.epoch + 1))
+        self._source.stand_at(Place(epoch=start.epoch + 1))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, as plain JSON values."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from durastore.codec.dtypes import has_torch
 from durastore.config import resolve_options
+from durastore.dataset.cache import NodeCache, SampleShelf
 from durastore.dataset.connection import Connection
 from durastore.dataset.course import Course, Uneven
 from durastore.dataset.order import Positions
@@ -54,14 +55,21 @@ class Dataset:
 
     Options are `endpoint_url`, `region`, `profile`, `addressing_style`, `ca_bundle`, `connect_timeout_s` and
     `read_timeout_s`; credentials come by the standard AWS chain. `snapshot` pins an earlier state: a `Snapshot`, its
-    text, or the id that a dataset printed. `max_requests` bounds the requests of this process at one time.
+    text, or the id that a dataset printed. `max_requests` bounds the requests of this process at one time. `cache`
+    keeps whole samples on a disk of this node (`docs/training.md`).
 
     Items are `Sample` values, so a `DataLoader` with batches needs a `collate_fn`. Every byte handed out matched its
     digest. Thread-safe; picklable and usable after fork: each process opens connections of its own.
     """
 
     def __init__(
-        self, url: str, *, snapshot: Snapshot | str | None = None, max_requests: int = 16, **options: Any
+        self,
+        url: str,
+        *,
+        snapshot: Snapshot | str | None = None,
+        max_requests: int = 16,
+        cache: NodeCache | None = None,
+        **options: Any,
     ) -> None:
         """Open `url` and resolve its manifest. Raises `StoreMissing`, `ManifestIncomplete`, `ConfigError`, ..."""
         if max_requests < 1:
@@ -74,6 +82,7 @@ class Dataset:
         LOGGER.info("dataset %s: %d samples, snapshot %s", self._place, len(self._view), self._snapshot.id)
         self._positions: Positions | None = None
         self._wanted = Wanted()
+        self._shelf = None if cache is None else SampleShelf(cache, self._view)
         if self._view.duplicate_count:
             LOGGER.warning("dataset %s: %d rows lost to a row of the same id", self._place, self._view.duplicate_count)
 
@@ -162,23 +171,25 @@ class Dataset:
 
         Raises `IndexError`, `SampleAbsent` (a `KeyError`), and `IntegrityError` where its bytes do not match.
         """
-        return fetch_one(self._connection.store, self.row(index), wanted=self._wanted)
+        return fetch_one(self._connection.store, self.row(index), wanted=self._wanted, shelf=self._shelf)
 
     def __getitems__(self, indices: Sequence[SupportsIndex | str]) -> list[Sample]:
         """A batch, fetched in parallel with neighbours sharing requests; torch's fetcher calls this."""
         rows = [self.row(index) for index in indices]
-        return fetch_samples(self._connection.store, rows, wanted=self._wanted, pool=self._connection.pool)
+        connection = self._connection
+        return fetch_samples(connection.store, rows, wanted=self._wanted, pool=connection.pool, shelf=self._shelf)
 
     def serve(self, rows: Sequence[ManifestRow]) -> list[ServedSample]:
         """Begin to fetch these samples; `result` of each waits for it, and raises as indexing does."""
-        return serve_samples(self._connection.store, rows, wanted=self._wanted, pool=self._connection.pool)
+        connection = self._connection
+        return serve_samples(connection.store, rows, wanted=self._wanted, pool=connection.pool, shelf=self._shelf)
 
     def get(
         self, index: SupportsIndex | str, *, tensors: Sequence[str] | None = None, rows: slice | None = None
     ) -> Sample:
         """Part of a sample: the named tensors, the rows of a slice; only the chunks needed are fetched."""
         wanted = self._wanted.narrowed(tensors=tensors, rows=rows)
-        return fetch_one(self._connection.store, self.row(index), wanted=wanted)
+        return fetch_one(self._connection.store, self.row(index), wanted=wanted, shelf=self._shelf)
 
     # --- training ------------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class EpochSampler:
         if epoch != self._place.epoch:
             self._place = Place(epoch=epoch)
 
-    def move(self, place: Place) -> None:
+    def stand_at(self, place: Place) -> None:
         """Stand at `place`; an iterator that was made before goes on as it was."""
         self._place = place
 
@@ -105,7 +105,7 @@ class DrawnPositions:
     def __next__(self) -> int:
         if self._own >= self._count:
             if self._sampler.place.epoch == self._start.epoch:
-                self._sampler.move(Place(epoch=self._start.epoch + 1))
+                self._sampler.stand_at(Place(epoch=self._start.epoch + 1))
             raise StopIteration
         position = next(self._drawn, None)
         if position is None:

@@ -110,7 +110,7 @@ class SampleStream:
         """Where the latest pass of this process began; the workers of a loader begin where the run stands."""
         return self._begun
 
-    def move(self, place: Place) -> None:
+    def stand_at(self, place: Place) -> None:
         """Stand at `place`; a pass that was begun before goes on as it was."""
         self._place, self._begun, self._given, self._resumed = place, place, 0, 0
 
@@ -119,7 +119,7 @@ class SampleStream:
         if epoch < 0:
             raise InvalidInput(f"epoch {epoch}", hint="epochs count from 0")
         if epoch != self._place.epoch:
-            self.move(Place(epoch=epoch))
+            self.stand_at(Place(epoch=epoch))
 
     def counted(self, loader: Any) -> CountedLoader:
         """`loader`, a `DataLoader` of this stream, as a loop with `state_dict` and `load_state_dict`.
@@ -155,7 +155,7 @@ class SampleStream:
                 f"the state is of worker {saved.number} of {saved.total}, this is {lane.number} of {lane.total}",
                 hint="the state of stream.counted(loader) is for any number of workers",
             )
-        self.move(place)
+        self.stand_at(place)
         if saved.total > 1:
             self._lane, self._given = lane, int(state["given"])
             self._resumed = self._given
@@ -172,7 +172,7 @@ class SampleStream:
             else:
                 self._given = done
             yield sample
-        self.move(Place(epoch=start.epoch + 1))
+        self.stand_at(Place(epoch=start.epoch + 1))
 
     def _ahead(self, lane: _Lane, start: Place, *, done: int) -> Iterator[Sample]:
         """The lane's samples after the first `done`, fetched ahead in groups within the bytes allowed."""

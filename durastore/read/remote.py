@@ -35,7 +35,7 @@ _GAP_BYTES = 64 << 10
 
 class Shelf(Protocol):
     """Stored samples nearer than the bucket. Nothing it gives is trusted: each byte is checked like one that came by
-    the network. None of these calls raises for what a shelf cannot do.
+    the network. None of these calls raises for what a shelf cannot do; `ConfigError` where it cannot work at all.
     """
 
     def has(self, row: ManifestRow) -> bool:

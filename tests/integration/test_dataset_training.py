@@ -150,7 +150,7 @@ def test_a_run_killed_at_a_random_step_with_three_workers_goes_on_with_two(
     dataset: Dataset, tmp_path: Path, kind: str
 ) -> None:
     seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    print(f"seed {seed}")  # noqa: T201 - shown by pytest if the test fails
     after = random.Random(seed).randrange(1, 22)
     log = tmp_path / "log.jsonl"
     log.touch()

@@ -51,7 +51,7 @@ def test_an_epoch_in_parts_with_other_worlds_is_the_same_epoch(
 ) -> None:
     if uneven == "drop":
         size = max(size, 9)
-    place, seen = Place(epoch=epoch), list[int]()
+    place, seen, last = Place(epoch=epoch), list[int](), last_world
     whole = EpochOrder(size, 3, epoch).positions(np.arange(size, dtype=np.int64)).tolist()
     for world, steps in [*parts, (last_world, None)]:
         if place.epoch != epoch:
@@ -100,7 +100,8 @@ def test_the_state_of_another_run_is_refused(change: dict[str, object]) -> None:
     assert course(100, rank=1, world=4).parse(state) == Place(epoch=2, taken=40)
     with pytest.raises(InvalidInput, match="training state"):
         course(100).parse(state | change)
-    for other in ([], None, {}):
+    nothing: list[object] = [[], None, {}]
+    for other in nothing:
         with pytest.raises(InvalidInput):
             course(100).parse(other)  # type: ignore[arg-type]  # the point
 
@@ -151,11 +152,7 @@ def test_half_a_share_is_refused() -> None:
     for rank, world in ((1, None), (None, 2), (2, 2), (-1, 2), (0, 0)):
         with pytest.raises(ConfigError):
             find_share(rank, world, environ={})
-    for environ in (
-        {"RANK": "1"},
-        {"WORLD_SIZE": "2"},
-        {"RANK": "x", "WORLD_SIZE": "2"},
-        {"RANK": "", "WORLD_SIZE": ""},
-    ):
+    for rank_text, world_text in (("1", None), (None, "2"), ("x", "2"), ("", "")):
+        texts = {"RANK": rank_text, "WORLD_SIZE": world_text}
         with pytest.raises(ConfigError):
-            find_share(None, None, environ=environ)
+            find_share(None, None, environ={name: text for name, text in texts.items() if text is not None})

@@ -90,7 +90,7 @@ class _Watched:
         return self._dataset.serve(rows)
 
 
-@pytest.mark.parametrize(("samples_ahead", "limit"), [(1, 1), (1, 1.5), (4, 4), (20, 20)])
+@pytest.mark.parametrize("samples_ahead, limit", [(1, 1), (1, 1.5), (4, 4), (20, 20)])
 def test_no_more_is_fetched_ahead_than_allowed(dataset: Dataset, samples_ahead: int, limit: float) -> None:
     sizes = {dataset.row(at).entry.length for at in range(COUNT)}
     assert max(sizes) - min(sizes) < 20
