@@ -155,6 +155,20 @@ def test_a_warm_cache_needs_no_bucket(place: Path, tmp_path: Path) -> None:
         assert_tensors(part.tensors, {"token_ids": tensors_of(3)["token_ids"][1:3]})
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_forked_and_spawned_share_a_cache(place: Path, tmp_path: Path, start: str) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    with Dataset(str(place), cache=NodeCache(tmp_path / "cache", 1 << 20)) as dataset:
+        assert dataset["s00"].id == "s00"
+        sampler = dataset.sampler(shuffle=3)
+        options = {"batch_size": 3, "num_workers": 2, "collate_fn": ids_of, "multiprocessing_context": start}
+        loop = sampler.counted(data.DataLoader(dataset, sampler=sampler, **options))
+        assert sorted(sample_id for batch in loop for sample_id in batch) == dataset.ids
+        assert len(list((tmp_path / "cache").iterdir())) == 22
+        (place / dataset.row(0).object.key.text).rename(tmp_path / "away")
+        assert sorted(sample_id for batch in loop for sample_id in batch) == dataset.ids
+
+
 def test_a_part_of_a_sample_is_not_cached(place: Path, tmp_path: Path) -> None:
     with Dataset(str(place), cache=NodeCache(tmp_path / "cache", 1 << 20)) as dataset:
         assert list(dataset.select(rows=slice(0, 2)))

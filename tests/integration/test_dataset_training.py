@@ -192,6 +192,56 @@ def test_an_epoch_left_by_two_ranks_goes_on_with_three(dataset: Dataset, kind: s
     assert before + after == order
 
 
+_RANK = """
+import os, sys
+import torch
+import torch.distributed as dist
+import torch.utils.data as data
+import durastore
+from tests.integration.test_dataset_training import ids_of
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[3]), world_size=3)
+dataset = durastore.Dataset(sys.argv[1])
+for uneven in ("pad", "drop"):
+    sampler = dataset.sampler(shuffle=9, uneven=uneven)
+    stream = dataset.iterable(shuffle=9, batch_size=4, uneven=uneven)
+    loops = [
+        sampler.counted(data.DataLoader(dataset, sampler=sampler, batch_size=4, collate_fn=ids_of)),
+        stream.counted(data.DataLoader(stream, batch_size=4, num_workers=1, collate_fn=ids_of)),
+    ]
+    for loop in loops:
+        total = 0
+        for batch in loop:  # a rank with a batch more than the others would wait here for ever
+            count = torch.tensor(len(batch))
+            dist.all_reduce(count)
+            total += int(count)
+        print(uneven, total, flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_no_rank_waits_for_another_that_has_no_more(dataset: Dataset, tmp_path: Path) -> None:
+    pytest.importorskip("torch.distributed")
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPO), str(REPO / "cli")]), "PYTHONWARNINGS": "ignore"}
+    meeting = tmp_path / "meeting"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RANK, str(tmp_path), str(meeting), str(rank)],
+            env=environ,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        told = [rank.communicate(timeout=100)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert len(dataset) == 103
+    assert told == ["pad 105\npad 105\ndrop 102\ndrop 102\n"] * 3
+
+
 @pytest.mark.parametrize("kind", ["sampler", "stream"])
 def test_a_loader_that_drops_its_last_batch(dataset: Dataset, kind: str) -> None:
     loop, _ = _loader(kind, dataset, workers=2, drop_last=True)

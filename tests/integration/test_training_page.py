@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from tests.architecture.source_tree import REPO
 def test_the_code_of_the_page_runs(seaweed: SeaweedServer, bucket: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     url = f"s3://{bucket}/hidden-states"
-    place = {"endpoint_url": seaweed.endpoint_url, "region": seaweed.region, "settle_s": 0}
+    place: dict[str, Any] = {"endpoint_url": seaweed.endpoint_url, "region": seaweed.region, "settle_s": 0}
     with durastore.open(url, local=tmp_path / "spool", run={"model": "m"}, **place) as store:
         for number in range(20):
             split = "test" if number % 4 == 3 else "train"
