@@ -353,3 +353,16 @@ def test_a_stateful_loader_is_counted_like_any_other(dataset: Dataset, stateful:
     other, _ = _loader("stream", dataset, workers=3)
     other.load_state_dict(state)
     assert seen + list(other) == order
+
+
+def test_a_state_of_an_earlier_batch_is_refused(dataset: Dataset, stateful: Any) -> None:
+    sampler = dataset.sampler(shuffle=9)
+    options = {"batch_size": BATCH, "num_workers": 1, "collate_fn": ids_of, "snapshot_every_n_steps": 3}
+    loader = stateful(dataset, sampler=sampler, **options)
+    seen = [batch for _, batch in zip(range(4), loader, strict=False)]
+    state = loader.state_dict()
+    with pytest.raises(InvalidInput, match="earlier batch"):
+        dataset.sampler(shuffle=9).load_state_dict(state)
+    with pytest.raises(InvalidInput, match="0 training states"):
+        dataset.sampler(shuffle=9).load_state_dict({"model": {"weights": [1]}})
+    assert len(seen) == 4
