@@ -13,17 +13,30 @@ from durastore.errors import DurastoreError
 from durastore.model import Evidence, EvidenceLevel, Sample
 
 if TYPE_CHECKING:
+    from durastore.dataset.cache import NodeCache
     from durastore.dataset.dataset import Dataset
     from durastore.store.opening import open_store as open  # noqa: A004 - `durastore.open` reads as it should
     from durastore.store.store import Store
     from durastore.store.tickets import Ticket
 
-__all__ = ["Dataset", "DurastoreError", "Evidence", "EvidenceLevel", "Sample", "Store", "Ticket", "errors", "open"]
+__all__ = [
+    "Dataset",
+    "DurastoreError",
+    "Evidence",
+    "EvidenceLevel",
+    "NodeCache",
+    "Sample",
+    "Store",
+    "Ticket",
+    "errors",
+    "open",
+]
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "Dataset": ("durastore.dataset.dataset", "Dataset"),
+    "NodeCache": ("durastore.dataset.cache", "NodeCache"),
     "Store": ("durastore.store.store", "Store"),
     "Ticket": ("durastore.store.tickets", "Ticket"),
     "open": ("durastore.store.opening", "open_store"),

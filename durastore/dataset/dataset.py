@@ -6,13 +6,24 @@ follow the manifest past its snapshot, and never use a connection of another pro
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, SupportsIndex
 
+import numpy as np
+
+from durastore.codec.dtypes import has_torch
 from durastore.config import resolve_options
+from durastore.dataset.cache import NodeCache, SampleShelf
 from durastore.dataset.connection import Connection
+from durastore.dataset.course import Course, Uneven
+from durastore.dataset.order import Positions
+from durastore.dataset.sampler import EpochSampler
+from durastore.dataset.selection import Where, positions_of, positions_where, selection_digest
+from durastore.dataset.share import find_share
+from durastore.dataset.stream import SampleStream, StreamOptions
 from durastore.errors import ConfigError, InvalidInput, SampleAbsent, StoreMissing
 from durastore.manifest.marker_store import fetch_marker
 from durastore.manifest.snapshot import Snapshot, fetch_snapshot, find_snapshot
@@ -21,7 +32,7 @@ from durastore.model import Digest, ManifestRow, Run, Sample, SampleId
 from durastore.objectstore.location import BucketUrl, S3Options
 from durastore.objectstore.port import ObjectStore
 from durastore.observe.events import LOGGER
-from durastore.read.remote import fetch_sample, fetch_samples
+from durastore.read.remote import ServedSample, fetch_one, fetch_samples, serve_samples
 from durastore.read.sample import Wanted
 
 __all__ = ["Dataset"]
@@ -44,14 +55,21 @@ class Dataset:
 
     Options are `endpoint_url`, `region`, `profile`, `addressing_style`, `ca_bundle`, `connect_timeout_s` and
     `read_timeout_s`; credentials come by the standard AWS chain. `snapshot` pins an earlier state: a `Snapshot`, its
-    text, or the id that a dataset printed. `max_requests` bounds the requests of this process at one time.
+    text, or the id that a dataset printed. `max_requests` bounds the requests of this process at one time. `cache`
+    keeps whole samples on a disk of this node (`docs/training.md`).
 
     Items are `Sample` values, so a `DataLoader` with batches needs a `collate_fn`. Every byte handed out matched its
     digest. Thread-safe; picklable and usable after fork: each process opens connections of its own.
     """
 
     def __init__(
-        self, url: str, *, snapshot: Snapshot | str | None = None, max_requests: int = 16, **options: Any
+        self,
+        url: str,
+        *,
+        snapshot: Snapshot | str | None = None,
+        max_requests: int = 16,
+        cache: NodeCache | None = None,
+        **options: Any,
     ) -> None:
         """Open `url` and resolve its manifest. Raises `StoreMissing`, `ManifestIncomplete`, `ConfigError`, ..."""
         if max_requests < 1:
@@ -62,16 +80,19 @@ class Dataset:
         self._snapshot = _pinned(store, self._place, wanted=snapshot)
         self._view: ResolvedView = fetch_view(store, self._snapshot, max_requests=max_requests)
         LOGGER.info("dataset %s: %d samples, snapshot %s", self._place, len(self._view), self._snapshot.id)
+        self._positions: Positions | None = None
+        self._wanted = Wanted()
+        self._shelf = None if cache is None else SampleShelf(cache, self._view)
         if self._view.duplicate_count:
             LOGGER.warning("dataset %s: %d rows lost to a row of the same id", self._place, self._view.duplicate_count)
 
     # --- what there is -------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._view)
+        return len(self._view) if self._positions is None else len(self._positions)
 
     def __contains__(self, sample_id: object) -> bool:
-        return isinstance(sample_id, str) and _position(self._view, sample_id) is not None
+        return isinstance(sample_id, str) and self._position(sample_id) is not None
 
     def __repr__(self) -> str:
         return f"Dataset({str(self._place)!r}, samples={len(self)}, snapshot={self.snapshot_id!r})"
@@ -89,7 +110,8 @@ class Dataset:
     @cached_property
     def ids(self) -> list[str]:
         """All sample ids, sorted; `ids[i]` is the id of `ds[i]`."""
-        return self._view.ids()
+        ids = self._view.ids()
+        return ids if self._positions is None else [ids[at] for at in self._positions.tolist()]
 
     @property
     def runs(self) -> dict[Digest, Run]:
@@ -103,11 +125,44 @@ class Dataset:
 
     def missing(self, ids: Sequence[str]) -> list[str]:
         """Those of `ids` that the dataset lacks, in the order given."""
-        return self._view.missing(ids)
+        if self._positions is None:
+            return self._view.missing(ids)
+        absent = set(self._view.missing(ids))
+        return [text for text in ids if text in absent or text not in self]
 
     def row(self, index: SupportsIndex | str) -> ManifestRow:
         """The manifest row of a position or id, without fetching the sample. Raises like indexing."""
-        return self._view.row_at(self._at(index))
+        at = self._at(index)
+        return self._view.row_at(at if self._positions is None else int(self._positions[at]))
+
+    def select(
+        self,
+        *,
+        ids: Sequence[str] | None = None,
+        where: Where | None = None,
+        tensors: Sequence[str] | None = None,
+        rows: slice | None = None,
+    ) -> Dataset:
+        """The same snapshot, less of it: these ids, those whose meta fits, of each these tensors and rows.
+
+        `where` is a mapping of members that the meta has to have, or a callable that is given the meta. A selection is
+        a dataset, in order of ids; of what is left out nothing is fetched. Raises `SampleAbsent` for an id that is not
+        there. Unknown tensors are refused when a sample is read, since samples may have others.
+        """
+        chosen = copy.copy(self)
+        chosen.__dict__.pop("ids", None)
+        for positions in (
+            None if ids is None else positions_of(self._view, ids),
+            None if where is None else positions_where(self._view, where),
+        ):
+            if positions is not None:
+                chosen._positions = (
+                    positions if chosen._positions is None else np.intersect1d(chosen._positions, positions)
+                )
+        if ids is not None and self._positions is not None and (absent := self.missing(ids)):
+            raise SampleAbsent(f"{len(absent)} of {len(ids)} ids are not in the selection, e.g. {absent[0]!r}")
+        chosen._wanted = self._wanted.narrowed(tensors=tensors, rows=rows)
+        return chosen
 
     # --- samples -------------------------------------------------------------------------------------------------
 
@@ -116,18 +171,66 @@ class Dataset:
 
         Raises `IndexError`, `SampleAbsent` (a `KeyError`), and `IntegrityError` where its bytes do not match.
         """
-        return fetch_sample(self._connection.store, self.row(index))
+        return fetch_one(self._connection.store, self.row(index), wanted=self._wanted, shelf=self._shelf)
 
     def __getitems__(self, indices: Sequence[SupportsIndex | str]) -> list[Sample]:
         """A batch, fetched in parallel with neighbours sharing requests; torch's fetcher calls this."""
         rows = [self.row(index) for index in indices]
-        return fetch_samples(self._connection.store, rows, wanted=Wanted(), pool=self._connection.pool)
+        connection = self._connection
+        return fetch_samples(connection.store, rows, wanted=self._wanted, pool=connection.pool, shelf=self._shelf)
+
+    def serve(self, rows: Sequence[ManifestRow]) -> list[ServedSample]:
+        """Begin to fetch these samples; `result` of each waits for it, and raises as indexing does."""
+        connection = self._connection
+        return serve_samples(connection.store, rows, wanted=self._wanted, pool=connection.pool, shelf=self._shelf)
 
     def get(
         self, index: SupportsIndex | str, *, tensors: Sequence[str] | None = None, rows: slice | None = None
     ) -> Sample:
         """Part of a sample: the named tensors, the rows of a slice; only the chunks needed are fetched."""
-        return fetch_sample(self._connection.store, self.row(index), tensors=tensors, rows=rows)
+        wanted = self._wanted.narrowed(tensors=tensors, rows=rows)
+        return fetch_one(self._connection.store, self.row(index), wanted=wanted, shelf=self._shelf)
+
+    # --- training ------------------------------------------------------------------------------------------------
+
+    def sampler(self, *, shuffle: int | None, **share: Any) -> EpochSampler:
+        """A sampler for a `DataLoader` of this dataset: one rank's samples, resumable (`docs/training.md`).
+
+        `shuffle` is the seed of the order (None: in order of ids). `rank` and `world_size` are found in an initialised
+        torch.distributed or torchrun's environment where they are not given. `uneven`: "pad" or "drop", see `Course`.
+        """
+        return EpochSampler(self._course(shuffle, **share))
+
+    def iterable(
+        self, *, shuffle: int | None, batch_size: int = 1, prefetch_bytes: int = 64 << 20, **share: Any
+    ) -> SampleStream:
+        """One rank's samples as a stream that fetches ahead, resumable; torch's `IterableDataset` where torch is there.
+
+        `shuffle`, `rank`, `world_size` and `uneven` as for `sampler`; the rest as for `StreamOptions`.
+        """
+        options = StreamOptions(batch_size=batch_size, prefetch_bytes=prefetch_bytes)
+        if not has_torch():
+            return SampleStream(self, self._course(shuffle, **share), options=options)
+        from durastore.dataset.torch_stream import TorchStream
+
+        return TorchStream(self, self._course(shuffle, **share), options=options)
+
+    def _course(
+        self,
+        shuffle: int | None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        uneven: Uneven = "pad",
+    ) -> Course:
+        return Course(
+            snapshot=self._snapshot.id,
+            selection=selection_digest(self._positions),
+            size=len(self),
+            shuffle=shuffle,
+            share=find_share(rank, world_size),
+            uneven=uneven,
+        )
 
     def __iter__(self) -> Iterator[Sample]:
         """All samples in order, fetched in batches."""
@@ -144,9 +247,19 @@ class Dataset:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _position(self, text: str) -> int | None:
+        try:
+            at = self._view.position(SampleId(text))
+        except InvalidInput:
+            return None  # no sample can have such an id
+        if at is None or self._positions is None:
+            return at
+        found = int(np.searchsorted(self._positions, at))
+        return found if found < len(self._positions) and int(self._positions[found]) == at else None
+
     def _at(self, index: SupportsIndex | str) -> int:
         if isinstance(index, str):
-            at = _position(self._view, index)
+            at = self._position(index)
             if at is None:
                 raise SampleAbsent(f"no sample {index!r} in {self._place} at snapshot {self.snapshot_id}")
             return at
@@ -164,13 +277,6 @@ def _s3_options(options: dict[str, Any]) -> S3Options:
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]!r}", hint=f"a dataset knows: {', '.join(_OPTIONS)}")
     return S3Options.of(resolve_options(options))
-
-
-def _position(view: ResolvedView, text: str) -> int | None:
-    try:
-        return view.position(SampleId(text))
-    except InvalidInput:
-        return None  # no sample can have such an id
 
 
 def _pinned(store: ObjectStore, place: BucketUrl, *, wanted: Snapshot | str | None) -> Snapshot:

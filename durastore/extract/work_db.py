@@ -6,6 +6,7 @@ the manifest is (INV-8). Losing the file costs forwards and the history of failu
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,6 +69,8 @@ class WorkDb:
         self.path = root / WORK_FILE
         if is_read_only and not self.path.is_file():
             raise StoreMissing(f"no extraction has worked in {root}")
+        if not is_read_only:
+            _ensure_private(self.path)
         with self._told("opening"):
             mode = "ro" if is_read_only else "rwc"
             self._conn = sqlite3.connect(
@@ -111,3 +114,11 @@ class WorkDb:
         except sqlite3.Error as exc:
             hint = "samples are safe; move the file away and run the same command again"
             raise DiskFailed(f"{what} {self.path}: {exc}", hint=hint) from exc
+
+
+def _ensure_private(path: Path) -> None:
+    """An empty file of the owner's only: SQLite would make it, and its side files, by the umask."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    except OSError as exc:
+        raise DiskFailed(f"opening {path}: {exc.strerror}", errno=exc.errno) from exc

@@ -6,21 +6,53 @@ a status as proof of bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from durastore.errors import IntegrityError, ObjectAbsent
-from durastore.model import ManifestRow, ObjectKey, Sample
+from durastore.model import VERBATIM_SCHEMA, ManifestRow, ObjectKey, Sample
 from durastore.objectstore.port import ObjectReader
 from durastore.read.sample import ReadAt, Wanted, read_checked, read_sample
 
-Served = Iterator[tuple[int, Sample]]
+__all__ = [
+    "BatchRange",
+    "ServedSample",
+    "Shelf",
+    "fetch_one",
+    "fetch_sample",
+    "fetch_samples",
+    "plan_batch",
+    "serve_samples",
+]
 
-__all__ = ["BatchRange", "fetch_sample", "fetch_samples", "plan_batch"]
+_Outcome = Sample | Exception
 
 _BATCH_BYTES = 16 << 20
 _GAP_BYTES = 64 << 10
+
+
+class Shelf(Protocol):
+    """Stored samples nearer than the bucket. Nothing it gives is trusted: each byte is checked like one that came by
+    the network. None of these calls raises for what a shelf cannot do; `ConfigError` where it cannot work at all.
+    """
+
+    def has(self, row: ManifestRow) -> bool:
+        """Whether it may have the sample. Only a hint: the answer may be old at once."""
+        ...
+
+    def take(self, row: ManifestRow) -> bytes | None:
+        """The stored bytes that it has for this sample, or None."""
+        ...
+
+    def offer(self, row: ManifestRow, data: memoryview) -> None:
+        """Bytes of the sample that were all checked; it may keep a copy."""
+        ...
+
+    def reject(self, row: ManifestRow, fault: IntegrityError) -> None:
+        """What it gave for this sample was damaged: `fault` says how."""
+        ...
 
 
 def fetch_sample(
@@ -34,12 +66,54 @@ def fetch_sample(
     return _fetch(reader, row, wanted=Wanted(tensors=tensors, rows=rows))
 
 
+def fetch_one(reader: ObjectReader, row: ManifestRow, *, wanted: Wanted, shelf: Shelf | None = None) -> Sample:
+    """What is wanted of the sample of `row`: from the shelf where it is there and whole, else from the bucket.
+
+    Checks and raises like `fetch_sample`.
+    """
+    if shelf is None or row.entry.schema == VERBATIM_SCHEMA:
+        return _fetch(reader, row, wanted=wanted)
+    found = shelf.take(row)
+    if found is not None:
+        try:
+            return read_sample(_within(memoryview(found)), row.entry, wanted=wanted)
+        except IntegrityError as exc:
+            shelf.reject(row, exc)
+    if not wanted.is_everything:
+        return _fetch(reader, row, wanted=wanted)
+    whole = _Recorded(reader, row)
+    sample = _checked(whole.read_at, row, wanted=wanted)
+    if whole.data is not None:
+        shelf.offer(row, whole.data)
+    return sample
+
+
+class _Recorded:
+    """Keeps the bytes of a sample that came in one piece."""
+
+    def __init__(self, reader: ObjectReader, row: ManifestRow) -> None:
+        self._reader, self._row = reader, row
+        self.data: memoryview | None = None
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        entry = self._row.entry
+        data = self._reader.fetch(self._row.object.key, offset=entry.offset + offset, length=length)
+        if (offset, length) == (0, entry.length):
+            self.data = memoryview(data)
+        return data
+
+
 def _fetch(reader: ObjectReader, row: ManifestRow, *, wanted: Wanted) -> Sample:
     key, start = row.object.key, row.entry.offset
 
     def read_at(offset: int, length: int) -> bytes:
         return reader.fetch(key, offset=start + offset, length=length)
 
+    return _checked(read_at, row, wanted=wanted)
+
+
+def _checked(read_at: ReadAt, row: ManifestRow, *, wanted: Wanted) -> Sample:
+    key = row.object.key
     try:
         return read_checked(read_at, row.entry, wanted=wanted, where=f"object {key}")
     except ObjectAbsent as exc:
@@ -76,36 +150,106 @@ def plan_batch(batch: Sequence[ManifestRow]) -> tuple[BatchRange, ...]:
     return tuple(ranges)
 
 
+class ServedSample:
+    """A sample on its way. `result` waits for it, and raises what kept it from coming."""
+
+    __slots__ = ("_at", "_part")
+
+    def __init__(self, part: Future[dict[int, _Outcome]], at: int) -> None:
+        self._part = part
+        self._at = at
+
+    def result(self) -> Sample:
+        outcome = self._part.result()[self._at]
+        if isinstance(outcome, Sample):
+            return outcome
+        raise outcome
+
+    def cancel(self) -> None:
+        """Do not begin to fetch it, if nobody else's request serves it as well. Safe to repeat."""
+        self._part.cancel()
+
+
+def serve_samples(
+    reader: ObjectReader, batch: Sequence[ManifestRow], *, wanted: Wanted, pool: Executor, shelf: Shelf | None = None
+) -> list[ServedSample]:
+    """Begin to fetch the samples of `batch` on `pool`, neighbours sharing requests; each in its place of the list.
+
+    Each is checked, and raises, like `fetch_sample`. One that fails takes no other with it. What the `shelf` has is not
+    fetched, and what is fetched whole is offered to it.
+    """
+    work = _Work(reader=reader, batch=batch, wanted=wanted, shelf=shelf)
+    served: list[ServedSample | None] = [None] * len(batch)
+    for shared in _plan(batch, wanted=wanted, shelf=shelf):
+        part = pool.submit(work.fetch, shared)
+        for at in shared.members:
+            served[at] = ServedSample(part, at)
+    return [one for one in served if one is not None]
+
+
 def fetch_samples(
-    reader: ObjectReader, batch: Sequence[ManifestRow], *, wanted: Wanted, pool: Executor
+    reader: ObjectReader, batch: Sequence[ManifestRow], *, wanted: Wanted, pool: Executor, shelf: Shelf | None = None
 ) -> list[Sample]:
     """The samples of `batch`, in its order, fetched in parallel on `pool`. Checks and raises like `fetch_sample`."""
-    if not wanted.is_everything:
-        return list(pool.map(lambda row: _fetch(reader, row, wanted=wanted), batch))
-    found: dict[int, Sample] = {}
-    for part in pool.map(lambda shared: dict(_fetch_range(reader, batch, shared=shared)), plan_batch(batch)):
-        found.update(part)
-    return [found[at] for at in range(len(batch))]
-
-
-def _fetch_range(reader: ObjectReader, batch: Sequence[ManifestRow], *, shared: BatchRange) -> Served:
-    everything = Wanted()
-    if len(shared.members) == 1:
-        yield shared.members[0], _fetch(reader, batch[shared.members[0]], wanted=everything)
-        return
+    served = serve_samples(reader, batch, wanted=wanted, pool=pool, shelf=shelf)
     try:
-        data = memoryview(reader.fetch(shared.key, offset=shared.offset, length=shared.length))
-    except (IntegrityError, ObjectAbsent):
-        data = memoryview(b"")  # the members are then read one by one, which names the sample at fault
-    for at in shared.members:
-        row = batch[at]
+        return [one.result() for one in served]
+    finally:
+        for one in served:
+            one.cancel()
+
+
+def _plan(batch: Sequence[ManifestRow], *, wanted: Wanted, shelf: Shelf | None) -> tuple[BatchRange, ...]:
+    alone = [
+        BatchRange(key=row.object.key, offset=row.entry.offset, length=row.entry.length, members=(at,))
+        for at, row in enumerate(batch)
+        if not wanted.is_everything or (shelf is not None and shelf.has(row))
+    ]
+    if len(alone) == len(batch):
+        return tuple(alone)
+    taken = {part.members[0] for part in alone}
+    rest = [at for at in range(len(batch)) if at not in taken]
+    shared = plan_batch([batch[at] for at in rest])
+    return (*alone, *(replace(part, members=tuple(rest[at] for at in part.members)) for part in shared))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What the requests of one batch have in common."""
+
+    reader: ObjectReader
+    batch: Sequence[ManifestRow]
+    wanted: Wanted
+    shelf: Shelf | None
+
+    def fetch(self, shared: BatchRange) -> dict[int, _Outcome]:
+        data = self._shared_bytes(shared) if len(shared.members) > 1 else None
+        return {at: self._outcome(at, data, start=shared.offset) for at in shared.members}
+
+    def _shared_bytes(self, shared: BatchRange) -> memoryview | None:
         try:
-            sample = read_sample(_within(data, row.entry.offset - shared.offset), row.entry, wanted=everything)
-        except IntegrityError:
-            sample = _fetch(reader, row, wanted=everything)
-        yield at, sample
+            return memoryview(self.reader.fetch(shared.key, offset=shared.offset, length=shared.length))
+        except (IntegrityError, ObjectAbsent):
+            return None  # the members are then read one by one, which names the sample at fault
+
+    def _outcome(self, at: int, data: memoryview | None, *, start: int) -> _Outcome:
+        row = self.batch[at]
+        try:
+            if data is not None:
+                own = data[row.entry.offset - start :][: row.entry.length]
+                try:
+                    sample = read_sample(_within(own), row.entry, wanted=self.wanted)
+                except IntegrityError:
+                    pass  # a transfer may be damaged: once more, by itself
+                else:
+                    if self.shelf is not None:
+                        self.shelf.offer(row, own)
+                    return sample
+            return fetch_one(self.reader, row, wanted=self.wanted, shelf=self.shelf)
+        except Exception as exc:  # noqa: BLE001  # raised where the sample is asked for
+            return exc
 
 
-def _within(data: memoryview, start: int) -> ReadAt:
-    """A sample's bytes inside bytes at hand."""
-    return lambda offset, length: data[start + offset : start + offset + length]
+def _within(data: memoryview) -> ReadAt:
+    """A sample's bytes at hand."""
+    return lambda offset, length: data[offset : offset + length]

@@ -38,6 +38,10 @@ class Wanted:
     def is_everything(self) -> bool:
         return self.tensors is None and self.rows is None
 
+    def narrowed(self, *, tensors: Sequence[str] | None, rows: slice | None) -> Wanted:
+        """This, with what is given in its place."""
+        return Wanted(tensors=self.tensors if tensors is None else tensors, rows=self.rows if rows is None else rows)
+
 
 def read_checked(read_at: ReadAt, entry: SampleEntry, *, wanted: Wanted, where: str) -> Sample:
     """`read_sample` with one re-read where something did not match (a transfer may be damaged, not the bytes).

@@ -79,14 +79,14 @@ def compare_contents(
     if rule.is_deep or rule.is_complete:
         _hash_rest(folder, names_of(chosen(local.paths, at)), digests=digests, rule=rule, result=result)
     result.unhashed[at[np.array([not digest for digest in digests], dtype=np.bool_)]] = True
-    result.split = _with_digests(by_size, local, files, at=at, digests=pa.array(digests, pa.large_string()))
+    result.split = _with_digests(by_size, local, files=files, at=at, digests=pa.array(digests, pa.large_string()))
     result.split.divergent[result.unhashed] = False  # another content, or not: nobody looked
     result.busy |= _written(folder, local, at=np.flatnonzero(result.split.agreeing))
     return result
 
 
 def _with_digests(
-    by_size: LocalSplit, local: LocalInventory, files: FileRows, *, at: Rows, digests: Texts
+    by_size: LocalSplit, local: LocalInventory, *, files: FileRows, at: Rows, digests: Texts
 ) -> LocalSplit:
     """The files at these positions by content too. Nearly all have that of the first row of their path and size; a
     join with all rows of equal path and size is made for the others only.

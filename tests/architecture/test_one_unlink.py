@@ -11,6 +11,10 @@ from tests.architecture.source_tree import REPO, Use
 EXPECTED = [
     # Gives back a file of nothing but zeros that the same module made (ADR 0006).
     Use(file="durastore/fsio/ballast.py", function="Ballast._drop", what="durastore.fsio.sys.SYS.unlink"),
+    # Copies of what the bucket has, in a folder that is marked as a cache, while nobody reads them (ADR 0010).
+    Use(file="durastore/fsio/evict.py", function="CacheFolder._reserve", what="durastore.fsio.sys.SYS.unlink"),
+    Use(file="durastore/fsio/evict.py", function="CacheFolder._settle", what="durastore.fsio.sys.SYS.unlink"),
+    Use(file="durastore/fsio/evict.py", function="_drop", what="durastore.fsio.sys.SYS.unlink"),
     # Drops the temp name that the same object made.
     Use(file="durastore/fsio/publish.py", function="TempFile.drop_temp", what="durastore.fsio.sys.SYS.unlink"),
     # Drops a name after another one of the same inode was linked and synced.

@@ -188,6 +188,7 @@ def test_states_that_are_not_finite_or_all_zero_are_refused(tmp_path: Path, engi
 def test_one_bad_number_in_one_state_is_found(dtype: str, value: float, fault: str | None) -> None:
     states = torch.full((5, 2, 3), -0.0, dtype=getattr(torch, dtype))
     states[:, 0] = 6e-8  # the least positive numbers count as such
+    states[0, 0, 0] = 1.0  # and no layer of one number is wanted
     assert find_state_fault(states, (3, 7)) == "state 7 is zero everywhere"
     states[4, 1, 2] = value
     assert find_state_fault(states, (3, 7)) == fault

@@ -102,7 +102,7 @@ class Running:
         return self._thread.is_alive()
 
     def report(self) -> ExtractReport:
-        self._thread.join(800)
+        self._thread.join(3000)
         assert not self._thread.is_alive()
         assert self.errors == []
         return self.reports[0]
@@ -137,7 +137,7 @@ def _until(is_so: Callable[[], bool], running: Running) -> bool:
     while running.is_alive:
         if is_so():
             return True
-        time.sleep(0.02)
+        time.sleep(0.1)
     return False
 
 
@@ -210,6 +210,14 @@ def test_killed_workers_cost_no_sample(job: Job, forwards: Path) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+def test_ten_kills_of_a_small_model_cost_no_sample(job: Job, forwards: Path) -> None:
+    job.write(*_rows(600))
+    _run_with_kills(job, forwards, samples=600, kills=10)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(7200)
 def test_ten_kills_cost_no_sample(
     tmp_path: Path, seaweed: SeaweedServer, forwards: Path, aws_env: dict[str, str]
 ) -> None:

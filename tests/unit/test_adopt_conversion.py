@@ -77,17 +77,22 @@ def test_every_layout_gives_the_sample_that_extract_would_have_stored(name: str)
     assert sample.tensors["input_ids"].tolist() == IDS.tolist()
 
 
+def counted(*shape: int) -> Any:
+    """States of which no layer is one number."""
+    return np.arange(1, 1 + int(np.prod(shape))).reshape(shape).astype(ml_dtypes.bfloat16)
+
+
 def test_one_token_and_one_layer_are_told_apart_from_a_dimension_of_one() -> None:
-    one = np.ones((1, 1, H), dtype=ml_dtypes.bfloat16)
+    one = counted(1, 1, H)
     assert converted({"hidden_states": one}, of=row([5]), layers=[2]).tensors["hidden_states"].shape == (1, 1, H)
-    three = np.ones((1, 3, H), dtype=ml_dtypes.bfloat16)
+    three = counted(1, 3, H)
     assert converted({"hidden_states": three}, of=row([5])).tensors["hidden_states"].shape == (1, 3, H)
     assert converted({"hidden_states": three}, of=row([5, 6, 7]), layers=[2]).tensors["hidden_states"].shape == (
         3,
         1,
         H,
     )
-    flat = np.ones((1, 1, 3 * H), dtype=ml_dtypes.bfloat16)
+    flat = counted(1, 1, 3 * H)
     assert converted({"hidden_states": flat}, of=row([5])).tensors["hidden_states"].shape == (1, 3, H)
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from durastore.clock import SYSTEM_CLOCK
 from durastore.errors import ConfigError, StoreMissing
 from durastore.extract import stop as stop_module
 from durastore.extract.stop import StopOutcome, stop
+from durastore.extract.switch import StopSwitch
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import FlockedFile
 
@@ -98,3 +100,12 @@ def test_an_absent_root_is_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreMissing):
         stop(tmp_path / "absent", 1)
     assert os.listdir(tmp_path) == []
+
+
+def test_sigusr1_asks_for_the_same_stop_as_sigterm() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    switch = StopSwitch(grace_s=60, clock=SYSTEM_CLOCK)
+    with switch.installed():
+        signal.raise_signal(signal.SIGUSR1)
+        assert (switch.signal, switch.is_expired) == (signal.SIGTERM, False)
+    assert signal.getsignal(signal.SIGUSR1) == before

@@ -1,0 +1,111 @@
+"""The course of a training run through its epochs: which samples a rank reads, and where it stands.
+
+Duty: split an epoch over ranks so that what all ranks have read in step is always a beginning of the epoch's order.
+That makes the whole state one number per epoch, whatever the ranks, workers and batch sizes are before and after.
+Pure. Must never count a sample as read that the training loop was not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeGuard
+
+import numpy as np
+
+from durastore.dataset.order import EpochOrder, Positions
+from durastore.dataset.share import Share
+from durastore.errors import ConfigError, InvalidInput
+from durastore.model import Digest
+
+__all__ = ["START", "STATE_FORMAT", "Course", "Place", "Uneven"]
+
+Uneven = Literal["pad", "drop"]
+STATE_FORMAT = "durastore-epoch/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a run stands: in `epoch`, after the first `taken` samples of its order, over all ranks."""
+
+    epoch: int = 0
+    taken: int = 0
+
+
+START = Place()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What one rank of a run reads.
+
+    Ranks take the samples in turn, so after `own` samples each, the first `own * world_size` of the order are read. A
+    remainder smaller than the world: `uneven="pad"` gives the ranks without a sample one from the epoch's beginning
+    once more, "drop" leaves the remainder out. Either way all ranks get equally many.
+    """
+
+    snapshot: Digest
+    selection: Digest
+    """Of the positions that are read; equal selections of one snapshot have equal digests."""
+    size: int
+    shuffle: int | None
+    share: Share
+    uneven: Uneven = "pad"
+
+    def __post_init__(self) -> None:
+        if self.uneven not in ("pad", "drop"):
+            raise ConfigError(f"uneven={self.uneven!r}", hint="'pad' or 'drop'")
+        if self.shuffle is not None and (isinstance(self.shuffle, bool) or not isinstance(self.shuffle, int)):
+            raise ConfigError(f"shuffle={self.shuffle!r}", hint="the seed, a whole number; None reads in order of ids")
+        if self.uneven == "drop" and 0 < self.size < self.share.world_size:
+            raise ConfigError(f"{self.size} samples for {self.share.world_size} ranks", hint="use uneven='pad'")
+
+    def count(self, place: Place) -> int:
+        """How many samples each rank gets from `place` to the end of its epoch."""
+        left, world = max(0, self.size - place.taken), self.share.world_size
+        return left // world if self.uneven == "drop" else -(-left // world)
+
+    def positions(self, place: Place, own: Positions) -> Positions:
+        """The positions of this rank's samples number `own` (0 to count - 1) after `place`."""
+        order = EpochOrder(self.size, self.shuffle, place.epoch)
+        ordinals = place.taken + own * self.share.world_size + self.share.rank
+        return order.positions(np.remainder(ordinals, max(self.size, 1)))
+
+    def after(self, place: Place, own: int) -> Place:
+        """Where the run stands when each rank was given `own` samples after `place`."""
+        if own >= self.count(place):
+            return Place(epoch=place.epoch + 1)
+        return replace(place, taken=place.taken + own * self.share.world_size)
+
+    def render(self, place: Place) -> dict[str, Any]:
+        """The state as plain JSON values; a few hundred bytes, whatever the size of the dataset."""
+        return {
+            "format": STATE_FORMAT,
+            "snapshot": self.snapshot.hex,
+            "selection": self.selection.hex,
+            "samples": self.size,
+            "shuffle": self.shuffle,
+            "epoch": place.epoch,
+            "taken": place.taken,
+        }
+
+    def parse(self, state: Mapping[str, Any]) -> Place:
+        """The place of a state of the same samples in the same order. `InvalidInput` naming what is different."""
+        if not isinstance(state, Mapping) or state.get("format") != STATE_FORMAT:
+            raise InvalidInput("not a training state of this version", hint=f"it should say {STATE_FORMAT}")
+        here = self.render(START)
+        others = [name for name in ("snapshot", "selection", "samples", "shuffle") if state.get(name) != here[name]]
+        if others:
+            said = ", ".join(f"{name} {state.get(name)!r} (here {here[name]!r})" for name in others)
+            raise InvalidInput(
+                f"the training state is of other samples or another order: {said}",
+                hint="open the dataset with the same snapshot=, selection and shuffle= as in that run",
+            )
+        epoch, taken = state.get("epoch"), state.get("taken")
+        if not (_is_count(epoch) and _is_count(taken) and taken <= self.size):
+            raise InvalidInput(f"the training state says epoch {epoch!r}, {taken!r} of {self.size} samples")
+        return Place(epoch=epoch, taken=taken)
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

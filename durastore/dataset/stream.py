@@ -1,0 +1,224 @@
+"""The dataset as a stream: one rank's samples of an epoch, in order, fetched ahead of whoever reads them.
+
+Duty: give the same order for any number of loader workers, hold no more bytes ahead than it was allowed, and count only
+what left it. Must never hand out a sample behind one that is damaged as if that one had been read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from durastore.dataset.counted import CountedLoader
+from durastore.dataset.course import START, Course, Place
+from durastore.dataset.order import Positions
+from durastore.errors import ConfigError, InvalidInput
+from durastore.model import ManifestRow, Sample
+from durastore.read.remote import ServedSample
+
+__all__ = ["RowSource", "SampleStream", "StreamOptions"]
+
+_CHUNK = 256
+_GROUP_BYTES = 16 << 20
+_GROUP_SAMPLES = 64
+
+
+class RowSource(Protocol):
+    """Where a stream gets its rows and samples."""
+
+    def row(self, index: int) -> ManifestRow: ...
+
+    def serve(self, rows: Sequence[ManifestRow]) -> list[ServedSample]:
+        """Begin to fetch these samples; each is had by its `result`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """How a stream is cut and how far it reads ahead.
+
+    `batch_size` is that of the loader around it, so that whole batches go to its workers in turn. `prefetch_bytes`
+    bounds the stored bytes of samples that are fetched, or being fetched, and not yet handed out, in each process; one
+    sample may be larger than that by itself.
+    """
+
+    batch_size: int = 1
+    prefetch_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.prefetch_bytes < 1:
+            raise ConfigError("batch_size and prefetch_bytes have to be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """This process among the workers of a loader."""
+
+    number: int
+    total: int
+
+    @classmethod
+    def of_this_process(cls) -> _Lane:
+        data = sys.modules.get("torch.utils.data")  # a loader's worker has imported it
+        worker = data.get_worker_info() if data is not None else None
+        return cls(0, 1) if worker is None else cls(worker.id, worker.num_workers)
+
+    def own(self, numbers: Positions, batch_size: int) -> Positions:
+        """The rank's samples that are this lane's samples `numbers`: batches go to the lanes in turn."""
+        batch = numbers // batch_size * self.total + self.number
+        return batch * batch_size + numbers % batch_size
+
+
+class SampleStream:
+    """One rank's samples. Each `iter` goes from where the run stands to the end of the epoch; the next one begins the
+    next epoch. A torch `IterableDataset` where torch is installed. Not for several threads.
+
+    Read by itself it is its own account: `state_dict` counts the samples that left it. Inside a `DataLoader` with
+    workers the copies in the workers run ahead of the loop: there the loop is counted, by `counted(loader)`.
+    """
+
+    def __init__(self, source: RowSource, course: Course, *, options: StreamOptions) -> None:
+        self._source = source
+        self._course = course
+        self._options = options
+        self._place = self._begun = START
+        self._lane = _Lane(0, 1)
+        self._given = 0
+        """Samples of `_lane` since `_place`, where there are several lanes: none of them knows the place of the run."""
+        self._resumed = 0
+        """How many of those the next pass leaves out."""
+
+    def __len__(self) -> int:
+        """Samples that this rank gets from where the run stands to the end of the epoch."""
+        return self._course.count(self._place)
+
+    @property
+    def course(self) -> Course:
+        return self._course
+
+    @property
+    def place(self) -> Place:
+        return self._place
+
+    @property
+    def begun(self) -> Place:
+        """Where the latest pass of this process began; the workers of a loader begin where the run stands."""
+        return self._begun
+
+    def stand_at(self, place: Place) -> None:
+        """Stand at `place`; a pass that was begun before goes on as it was."""
+        self._place, self._begun, self._given, self._resumed = place, place, 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Stand at the beginning of `epoch`, unless the run stands in it already. Safe to repeat."""
+        if epoch < 0:
+            raise InvalidInput(f"epoch {epoch}", hint="epochs count from 0")
+        if epoch != self._place.epoch:
+            self.stand_at(Place(epoch=epoch))
+
+    def counted(self, loader: Any) -> CountedLoader:
+        """`loader`, a `DataLoader` of this stream, as a loop with `state_dict` and `load_state_dict`.
+
+        Raises `InvalidInput` where the loader's batches are not those that this stream is cut into.
+        """
+        if getattr(loader, "dataset", None) is not self:
+            raise InvalidInput("the loader does not read this stream", hint="DataLoader(stream, ...)")
+        if getattr(loader, "persistent_workers", False):
+            raise InvalidInput("persistent workers keep copies of the stream", hint="leave persistent_workers=False")
+        batch_size = getattr(loader, "batch_size", None) or 1
+        if batch_size != self._options.batch_size:
+            raise InvalidInput(
+                f"the loader makes batches of {batch_size}, the stream of {self._options.batch_size}",
+                hint=f"dataset.iterable(batch_size={batch_size}, ...)",
+            )
+        return CountedLoader(loader, self, batch_size=batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run stands; in a loader's worker also how much of the epoch this worker gave."""
+        state = self._course.render(self._place)
+        if self._lane.total > 1:
+            state |= {"worker": self._lane.number, "workers": self._lane.total, "given": self._given}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Stand where a run stood. A worker's state is for the same worker of equally many."""
+        place = self._course.parse(state)
+        lane = _Lane.of_this_process()
+        saved = _Lane(state.get("worker", 0), state.get("workers", 1))
+        if saved.total > 1 and saved != lane:
+            raise InvalidInput(
+                f"the state is of worker {saved.number} of {saved.total}, this is {lane.number} of {lane.total}",
+                hint="the state of stream.counted(loader) is for any number of workers",
+            )
+        self.stand_at(place)
+        if saved.total > 1:
+            self._lane, self._given = lane, int(state["given"])
+            self._resumed = self._given
+
+    def __iter__(self) -> Iterator[Sample]:
+        lane = _Lane.of_this_process()
+        start = self._begun = self._place
+        done, self._resumed = self._resumed, 0
+        self._lane, self._given = lane, done if lane.total > 1 else 0
+        for sample in self._ahead(lane, start, done=done):
+            done += 1
+            if lane.total == 1:
+                self._place = self._course.after(start, done)
+            else:
+                self._given = done
+            yield sample
+        self.stand_at(Place(epoch=start.epoch + 1))
+
+    def _ahead(self, lane: _Lane, start: Place, *, done: int) -> Iterator[Sample]:
+        """The lane's samples after the first `done`, fetched ahead in groups within the bytes allowed."""
+        groups = self._groups(lane, start, done=done)
+        under_way: deque[tuple[int, deque[ServedSample]]] = deque()
+        held, waiting = 0, next(groups, None)
+        try:
+            while under_way or waiting is not None:
+                while waiting is not None and (not under_way or held + _size(waiting) <= self._options.prefetch_bytes):
+                    size = _size(waiting)
+                    under_way.append((size, deque(self._source.serve(waiting))))
+                    held, waiting = held + size, next(groups, None)
+                size, served = under_way[0]
+                while served:
+                    yield served.popleft().result()
+                under_way.popleft()
+                held -= size
+        finally:
+            for _, served in under_way:
+                for one in served:
+                    one.cancel()
+
+    def _groups(self, lane: _Lane, start: Place, *, done: int) -> Iterator[list[ManifestRow]]:
+        limit = min(_GROUP_BYTES, max(1, self._options.prefetch_bytes // 2))
+        group: list[ManifestRow] = []
+        size = 0
+        for position in self._positions(lane, start, done=done):
+            row = self._source.row(position)
+            if group and (size + row.entry.length > limit or len(group) == _GROUP_SAMPLES):
+                yield group
+                group, size = [], 0
+            group.append(row)
+            size += row.entry.length
+        if group:
+            yield group
+
+    def _positions(self, lane: _Lane, start: Place, *, done: int) -> Iterator[int]:
+        count = self._course.count(start)
+        while True:
+            own = lane.own(np.arange(done, done + _CHUNK, dtype=np.int64), self._options.batch_size)
+            own = own[own < count]
+            yield from self._course.positions(start, own).tolist()
+            if len(own) < _CHUNK:
+                return
+            done += _CHUNK
+
+
+def _size(rows: Sequence[ManifestRow]) -> int:
+    return sum(row.entry.length for row in rows)

@@ -1,0 +1,121 @@
+"""Mutants of what keeps training exact: the order, the count, the cache."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["TRAINING"]
+
+EVICT = "durastore/fsio/evict.py"
+COURSE = "durastore/dataset/course.py"
+STREAM = "durastore/dataset/stream.py"
+REMOTE = "durastore/read/remote.py"
+CACHE = "durastore/dataset/cache.py"
+
+_EVICT_TESTS = "tests/unit/test_fsio_evict.py"
+_COURSE_TESTS = "tests/unit/test_dataset_course.py"
+_STREAM_TESTS = "tests/unit/test_dataset_stream.py"
+_CACHE_TESTS = "tests/integration/test_dataset_cache.py"
+
+_LIMIT = "a cache is never above its limit"
+_READ = "nothing goes that is read"
+_STATE = "a state counts what the loop was given"
+
+TRAINING = (
+    Mutant(
+        name="cache-drops-what-is-read",
+        clause=_READ,
+        file=EVICT,
+        before="        if not _is_locked(fd, fcntl.LOCK_EX):\n            return 0\n",
+        after="",
+        tests=(f"{_EVICT_TESTS}::test_what_is_read_stays",),
+    ),
+    Mutant(
+        name="cache-drops-without-a-marker",
+        clause=_READ,
+        file=EVICT,
+        before="    if name in _OWN or not folder.has(CACHE_MARKER_NAME):\n",
+        after="    if name in _OWN:\n",
+        tests=(f"{_EVICT_TESTS}::test_a_folder_whose_marker_went_loses_nothing_more",),
+    ),
+    Mutant(
+        name="cache-made-of-any-folder",
+        clause=_READ,
+        file=EVICT,
+        before="        if strangers and not folder.has(CACHE_MARKER_NAME):\n",
+        after="        if False:\n",
+        tests=(f"{_EVICT_TESTS}::test_nothing_but_a_cache_is_used_as_one",),
+    ),
+    Mutant(
+        name="cache-file-read-while-written",
+        clause=_READ,
+        file=EVICT,
+        before="            if not _is_locked(fd, fcntl.LOCK_SH):\n",
+        after="            if False:\n",
+        tests=(f"{_EVICT_TESTS}::test_what_is_being_written_is_neither_read_nor_dropped",),
+    ),
+    Mutant(
+        name="cache-forgets-what-it-reserved",
+        clause=_LIMIT,
+        file=EVICT,
+        before="            _note(ledger, used + taken)\n",
+        after="            _note(ledger, used)\n",
+        tests=(f"{_EVICT_TESTS}::test_a_full_cache_keeps_what_is_no_spare",),
+    ),
+    Mutant(
+        name="cache-takes-any-limit",
+        clause=_LIMIT,
+        file=CACHE,
+        before="        if self._cache.limit_bytes < need:\n",
+        after="        if False:\n",
+        tests=(f"{_CACHE_TESTS}::test_limits_that_cannot_work_are_refused",),
+    ),
+    Mutant(
+        name="cache-in-a-spool-root",
+        clause="a cache never touches a spool",
+        file=CACHE,
+        before="        _refuse_spools(cache.folder)\n",
+        after="",
+        tests=(f"{_CACHE_TESTS}::test_a_spool_is_no_place_for_a_cache",),
+    ),
+    Mutant(
+        name="damaged-cache-file-not-told",
+        clause="only bytes whose digest matched (INV-7)",
+        file=REMOTE,
+        before="            shelf.reject(row, exc)\n",
+        after="            pass\n",
+        tests=(f"{_CACHE_TESTS}::test_a_flipped_byte_in_the_cache_is_told_and_read_from_the_bucket",),
+    ),
+    Mutant(
+        name="state-of-another-selection-taken",
+        clause=_STATE,
+        file=COURSE,
+        before="if state.get(name) != here[name]]\n",
+        after="if False]\n",
+        tests=(f"{_COURSE_TESTS}::test_the_state_of_another_run_is_refused",),
+    ),
+    Mutant(
+        name="uneven-ranks",
+        clause="no rank waits for ever for another",
+        file=COURSE,
+        before='        return left // world if self.uneven == "drop" else -(-left // world)\n',
+        after="        return left // world + (self.share.rank < left % world)\n",
+        tests=(f"{_COURSE_TESTS}::test_a_remainder_is_padded_or_dropped_as_said",),
+    ),
+    Mutant(
+        name="stream-reads-ahead-without-limit",
+        clause="prefetch is bounded in bytes",
+        file=STREAM,
+        before="held + _size(waiting) <= self._options.prefetch_bytes",
+        after="True",
+        tests=(f"{_STREAM_TESTS}::test_no_more_is_fetched_ahead_than_allowed",),
+    ),
+    Mutant(
+        name="early-end-of-a-loader-not-noticed",
+        clause=_STATE,
+        file="durastore/dataset/counted.py",
+        before="        if not self._drops_last and own < count:\n",
+        after="        if False:\n",
+        tests=("tests/integration/test_dataset_training.py::test_a_loader_that_ends_early_is_noticed",),
+    ),
+)

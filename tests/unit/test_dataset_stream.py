@@ -1,0 +1,136 @@
+"""The stream by itself: order, state, how far it reads ahead, and what a damaged sample does."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from durastore.dataset.dataset import Dataset
+from durastore.errors import ConfigError, IntegrityError, InvalidInput
+from durastore.model import ManifestRow
+from durastore.objectstore.memory import MemoryStore
+from durastore.read.remote import ServedSample
+from tests.unit.manifest_bucket import Bucket, assert_tensors, encode, tensors_of
+
+COUNT = 40
+
+
+@pytest.fixture
+def bucket(request: pytest.FixtureRequest) -> Bucket:
+    bucket = Bucket(MemoryStore.named(f"stream-{abs(hash(request.node.nodeid))}"))
+    bucket.mark()
+    for start in range(0, COUNT, 10):
+        bucket.add_segment(bucket.add_tar([encode(f"s{i:02d}", i) for i in range(start, start + 10)]))
+    return bucket
+
+
+@pytest.fixture
+def dataset(bucket: Bucket) -> Iterator[Dataset]:
+    with Dataset(f"{bucket.store.url}/{bucket.prefix}") as dataset:
+        yield dataset
+
+
+def test_an_epoch_has_every_sample_once_and_the_next_one_another_order(dataset: Dataset) -> None:
+    stream = dataset.iterable(shuffle=5)
+    epochs = [[sample.id for sample in stream] for _ in range(3)]
+    assert all(sorted(epoch) == dataset.ids for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    again = dataset.iterable(shuffle=5)
+    again.set_epoch(1)
+    assert [sample.id for sample in again] == epochs[1]
+    assert [sample.id for sample in dataset.iterable(shuffle=None)] == dataset.ids
+    for sample in stream:
+        assert_tensors(sample.tensors, tensors_of(sample.meta["number"]))
+
+
+@pytest.mark.parametrize("stop", [0, 1, 17, COUNT - 1, COUNT])
+def test_a_state_goes_on_behind_the_last_sample_that_was_given(dataset: Dataset, stop: int) -> None:
+    whole = [sample.id for sample in dataset.iterable(shuffle=5)]
+    stream = dataset.iterable(shuffle=5)
+    assert len(stream) == COUNT
+    first = [sample.id for _, sample in zip(range(stop), stream, strict=False)]
+    state = stream.state_dict()
+    resumed = dataset.iterable(shuffle=5, prefetch_bytes=1)
+    resumed.load_state_dict(state)
+    rest = [sample.id for sample in resumed]
+    if stop < COUNT:
+        assert len(stream) == len(rest) == COUNT - stop
+        assert first + rest == whole
+        assert [sample.id for sample in stream] == rest, "a loop that was left goes on where it was"
+    else:
+        assert state["epoch"] == 1
+        assert sorted(rest) == dataset.ids
+    assert resumed.state_dict()["taken"] == 0
+
+
+def test_ranks_share_an_epoch(dataset: Dataset) -> None:
+    whole = [sample.id for sample in dataset.iterable(shuffle=5)]
+    ranks = [[s.id for s in dataset.iterable(shuffle=5, rank=rank, world_size=3)] for rank in range(3)]
+    assert [len(rank) for rank in ranks] == [14, 14, 14]
+    woven = [ranks[at % 3][at // 3] for at in range(42)]
+    assert woven == whole + whole[:2]
+    even = [[s.id for s in dataset.iterable(shuffle=5, rank=r, world_size=3, uneven="drop")] for r in range(3)]
+    assert [even[at % 3][at // 3] for at in range(39)] == whole[:39]
+
+
+class _Watched:
+    """Rows and samples of a dataset; counts the bytes of samples asked for and not yet handed out."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self.asked: list[ManifestRow] = []
+
+    def row(self, index: int) -> ManifestRow:
+        return self._dataset.row(index)
+
+    def serve(self, rows: Sequence[ManifestRow]) -> list[ServedSample]:
+        self.asked += rows
+        return self._dataset.serve(rows)
+
+
+@pytest.mark.parametrize("samples_ahead, limit", [(1, 1), (1, 1.5), (4, 4), (20, 20)])
+def test_no_more_is_fetched_ahead_than_allowed(dataset: Dataset, samples_ahead: int, limit: float) -> None:
+    sizes = {dataset.row(at).entry.length for at in range(COUNT)}
+    assert max(sizes) - min(sizes) < 20
+    stream = dataset.iterable(shuffle=5, prefetch_bytes=int(max(sizes) * limit))
+    watched = _Watched(dataset)
+    stream._source = watched
+    most = 0
+    for given, _ in enumerate(stream):
+        most = max(most, len(watched.asked) - given)
+    assert most <= samples_ahead
+    assert most > samples_ahead / 3
+    assert len(watched.asked) == COUNT
+
+
+def test_a_damaged_sample_comes_in_its_place_and_as_an_error(bucket: Bucket, dataset: Dataset) -> None:
+    whole = [sample.id for sample in dataset.iterable(shuffle=5)]
+    row = dataset.row(whole[21])
+    bucket.damage(row.object.key, at=row.entry.offset + row.entry.length - 1)
+    stream, seen = dataset.iterable(shuffle=5), list[str]()
+    with pytest.raises(IntegrityError, match=f"'{whole[21]}' in object {row.object.key}"):
+        seen.extend(sample.id for sample in stream)
+    assert seen == whole[:21]
+    assert stream.state_dict()["taken"] == 21
+    bucket.damage(row.object.key, at=row.entry.offset + row.entry.length - 1)  # back as it was
+    assert [sample.id for sample in stream] == whole[21:]
+
+
+def test_a_copy_of_a_stream_goes_on_where_it_stood(dataset: Dataset) -> None:
+    stream = dataset.iterable(shuffle=5)
+    first = [sample.id for _, sample in zip(range(7), stream, strict=False)]
+    copy = pickle.loads(pickle.dumps(stream))
+    assert first + [sample.id for sample in copy] == [sample.id for sample in dataset.iterable(shuffle=5)]
+
+
+def test_wrong_options_are_refused(dataset: Dataset) -> None:
+    for options in ({"batch_size": 0}, {"prefetch_bytes": 0}, {"rank": 1}, {"uneven": "x"}):
+        with pytest.raises(ConfigError):
+            dataset.iterable(shuffle=1, **options)
+    stream = dataset.iterable(shuffle=1)
+    with pytest.raises(InvalidInput):
+        stream.set_epoch(-1)
+    with pytest.raises(InvalidInput, match="worker 1 of 2"):
+        stream.load_state_dict(stream.state_dict() | {"worker": 1, "workers": 2, "given": 3})
