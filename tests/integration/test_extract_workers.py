@@ -236,6 +236,7 @@ def test_ten_kills_cost_no_sample(
     _run_with_kills(job, forwards, samples=600, kills=10, batch_tokens=1024, settings=settings)
 
 
+@pytest.mark.exhaustive
 def test_a_worker_leaves_and_another_joins_in_the_middle(job: Job, forwards: Path) -> None:
     samples = 240
     job.write(*_rows(samples))
@@ -357,6 +358,7 @@ def test_a_sample_that_kills_its_worker_fails_and_no_other_is_lost(
     del forwards
 
 
+@pytest.mark.exhaustive
 def test_workers_stop_when_the_command_that_started_them_is_killed(
     job: Job, model_folder: Path, forwards: Path, aws_env: dict[str, str]
 ) -> None:
