@@ -104,10 +104,12 @@ def load_manifest(store: ObjectStore, prefix: str, *, files_below: str) -> Manif
     covers = fetched.covers
     del fetched
     pa.default_memory_pool().release_unused()
+    objects = _objects(tables, masks)
+    pa.default_memory_pool().release_unused()  # of the tables, lest the pool keep it while keys are listed
     return ManifestFacts(
         listing=listing,
         row_count=sum(int(mask.sum()) for mask in masks),
-        objects=_objects(tables, masks),
+        objects=objects,
         dead=dead,
         buried=buried,
         files=files,
