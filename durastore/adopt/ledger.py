@@ -21,6 +21,8 @@ LAST_SEGMENT = "last_segment"
 """The fact that names the newest segment this folder saw published."""
 
 _MAX_BYTES = 8 << 30
+_HEX_DIGITS = 32
+"""Of a digest; with them each line begins, as the digest in the list's name says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +70,7 @@ def load_ledger(folder: Folder) -> Ledger:
             continue
         if not name.endswith(f"-{Digest.of(data).short}.log"):
             continue
-        for line in data.split(b"\n")[:-1]:
-            digest, _, mark = line.partition(b"\0")
-            digests.append(digest)
-            marks.append(mark)
+        lines = data.split(b"\n")[:-1]
+        digests += [line[:_HEX_DIGITS] for line in lines]
+        marks += [line[_HEX_DIGITS + 1 :] for line in lines]
     return Ledger(marks=marks, digests=digests)

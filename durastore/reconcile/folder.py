@@ -116,8 +116,13 @@ class FolderPlan:
     burial: BurialPlan = field(default_factory=BurialPlan)
     hashed: tuple[HashedEntry, ...] = ()
     """To be kept on record."""
-    reclaim: tuple[tuple[str, int], ...] = ()
+    listed: tuple[Texts, Rows] | None = None
     """Path and row of each file that is in the bucket as far as was seen: to be proven one by one."""
+
+    @property
+    def reclaim(self) -> list[tuple[str, int]]:
+        """`listed`, a pair a file: only a run that reads them all needs that."""
+        return [] if self.listed is None else list(zip(names_of(self.listed[0]), self.listed[1].tolist(), strict=True))
 
     @property
     def is_agreeing(self) -> bool:
@@ -151,7 +156,7 @@ def plan_folder(facts: FolderFacts) -> FolderPlan:
         return FolderPlan(findings=tuple(f for f in findings if f.names), quarantine=damaged, hashed=facts.hashed)
     assert facts.bucket is not None
     # in a manifest with holes a row may be taken out unseen: nothing goes for it
-    kept = facts.split.agreeing & ~lost_here & facts.manifest.is_whole
+    kept = facts.split.agreeing & ~lost_here & facts.manifest.is_whole & ~_among(facts, facts.busy)
     return FolderPlan(
         findings=tuple(f for f in findings if f.names),
         uploads=tuple(uploads),
@@ -160,13 +165,7 @@ def plan_folder(facts: FolderFacts) -> FolderPlan:
         orphan_packs=facts.bucket.orphan_packs,
         orphan_files=facts.bucket.orphan_files,
         burial=burial,
-        reclaim=tuple(
-            (path, row)
-            for path, row in zip(
-                names_of(chosen(facts.local.paths, kept)), facts.split.rows[kept].tolist(), strict=True
-            )
-            if path not in facts.busy
-        ),
+        listed=(chosen(facts.local.paths, kept), facts.split.rows[kept]),
     )
 
 
@@ -184,6 +183,11 @@ def adoption_of(plan: FolderPlan) -> FolderPlan:
 
 def _gone_rows(facts: FolderFacts) -> frozenset[ObjectKey]:
     return frozenset(facts.missing.absent)
+
+
+def _among(facts: FolderFacts, paths: frozenset[str]) -> Mask:
+    mask: Mask = positions(facts.local.paths, pa.array(sorted(paths), pa.large_string())) != NONE
+    return mask
 
 
 def _of_gone(facts: FolderFacts, gone: frozenset[ObjectKey]) -> Mask:

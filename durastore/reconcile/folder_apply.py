@@ -169,7 +169,8 @@ def _look_at_listed(
     found: list[PackRecord] = []
     with closing(session.objects.fresh_reader()) as reader, ThreadPoolExecutor(_THREADS, "durastore-look") as pool:
         look = partial(_look_at_one, session=session, place=place, remote=remote, reader=reader)
-        for (path, _), seen in zip(plan.reclaim, pool.map(look, plan.reclaim), strict=True):
+        listed = plan.reclaim
+        for (path, _), seen in zip(listed, pool.map(look, listed), strict=True):
             if isinstance(seen, PackRecord):
                 found.append(seen)
             else:
