@@ -14,7 +14,7 @@ from signal import SIGTERM
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.config import resolve_options
-from durastore.errors import ConfigError, DurastoreError, StoreClosed
+from durastore.errors import ConfigError, DurastoreError, EngineFailed, StoreClosed
 from durastore.extract.crew import CrewEnd, run_crew
 from durastore.extract.inputs import LinePlace, Survey, read_placed, survey_input
 from durastore.extract.job import (
@@ -167,26 +167,32 @@ class _Job:
 
     def work_off(self, orders: list[WorkerOrder]) -> _Worked:
         """Workers until all is done, then a look at the manifest: what it does not have is done again."""
-        worked = _Worked(ok=0)
+        worked, left = _Worked(ok=0), 0
         with self._progress():
             for _ in range(_MOST_ROUNDS):
                 crew = CrewEnd()
-                standing = self._queue.standing()
-                if self._switch.signal is None and standing.open + standing.leased:
+                if self._switch.signal is None and self._left():
                     crew = run_crew(orders, self._queue, switch=self._switch, clock=self._clock)
                 if self._is_over(crew):
                     return self._stopped(crew)
                 worked = replace(self._proven(), checks=crew.checks)
-                if not worked.local_only or worked.error is not None:
+                left = self._left()
+                if worked.error is not None or not (worked.local_only or left):
                     return worked
-                LOGGER.warning("%d samples were stored but are in no manifest: again", len(worked.local_only))
+                LOGGER.warning(
+                    "%d samples were stored but are in no manifest, %d were left: again", len(worked.local_only), left
+                )
                 self._queue.reopen(worked.local_only)
-        return worked
+        return worked if worked.local_only else replace(worked, error=_unworked(left))
+
+    def _left(self) -> int:
+        standing = self._queue.standing()
+        return standing.open + standing.leased
 
     def _is_over(self, crew: CrewEnd) -> bool:
-        standing = self._queue.standing()
-        is_left = bool(standing.open + standing.leased)
-        return self._switch.signal is not None or crew.error is not None or (crew.was_asked_to_stop and is_left)
+        if self._switch.signal is not None or crew.error is not None:
+            return True
+        return crew.was_asked_to_stop and self._left() > 0
 
     def _stopped(self, crew: CrewEnd) -> _Worked:
         """The workers' own word, without the manifest's: there is no time for that."""
@@ -281,6 +287,13 @@ class _Job:
         if not self._request.is_progress_shown:
             return nullcontext()
         return shown_progress(counts, local_bytes=lambda: None, clock=self._clock)
+
+
+def _unworked(left: int) -> DurastoreError | None:
+    """Workers that end well and leave samples must not look like an end that nobody has to see to."""
+    if not left:
+        return None
+    return EngineFailed(f"all workers ended {_MOST_ROUNDS} times and left {left} samples", hint="run it again")
 
 
 def _task_of(row: TokenRow, place: LinePlace) -> Task:

@@ -117,8 +117,14 @@ class WorkDb:
 
 
 def _ensure_private(path: Path) -> None:
-    """An empty file of the owner's only: SQLite would make it, and its side files, by the umask."""
+    """An empty file of the owner's only: SQLite would make it, and its side files, by the umask.
+
+    One that is there is not even opened: closing any descriptor of it would take this process's locks off it, other
+    connections' included, and the next process to leave would drop a write-ahead log that is still written to.
+    """
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    except FileExistsError:
+        pass
     except OSError as exc:
         raise DiskFailed(f"opening {path}: {exc.strerror}", errno=exc.errno) from exc

@@ -37,7 +37,8 @@ FORWARDS = "DURASTORE_TEST_FORWARDS"
 
 
 HELD = ".held"
-"""Suffix of a file beside that one: while it exists, passes wait."""
+"""Suffix of a file beside that one, `<samples> [<process id>]`: while it exists, passes wait once so many samples went
+into one, but for those of that process."""
 
 
 def make_model(folder: Path) -> Path:
@@ -127,12 +128,20 @@ class _Counting:
     def extract(self, batch: Sequence[TokenRow]) -> list[Extracted | Refused]:
         with self._path.open("ab", buffering=0) as stream:
             stream.write("".join(f"{os.getpid()} {row.sample_id}\n" for row in batch).encode())
-        while self._path.with_suffix(HELD).exists():
+        while _is_held(self._path):
             time.sleep(0.02)
         return self._engine.extract(batch)
 
     def close(self) -> None:
         self._engine.close()
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        limit, *spared = path.with_suffix(HELD).read_text(encoding="utf-8").split() or ["0"]
+    except FileNotFoundError:
+        return False
+    return str(os.getpid()) not in spared and path.read_bytes().count(b"\n") >= int(limit)
 
 
 def counting_engine(source: ModelSource, plan: LayerPlan, *, settings: ModelSettings) -> Engine:

@@ -21,6 +21,9 @@ import pytest
 
 from durastore.demo.material import find_model, write_prompts
 from durastore.demo.seaweed import SeaweedServer
+from durastore.errors import EngineFailed
+from durastore.extract import crew_job
+from durastore.extract.crew import CrewEnd
 from durastore.extract.crew_job import run_shared_extract
 from durastore.extract.failure_book import load_failures
 from durastore.extract.job import EngineFactory, run_extract, transformers_engine
@@ -236,17 +239,17 @@ def test_ten_kills_cost_no_sample(
     _run_with_kills(job, forwards, samples=600, kills=10, batch_tokens=1024, settings=settings)
 
 
-@pytest.mark.exhaustive
 def test_a_worker_leaves_and_another_joins_in_the_middle(job: Job, forwards: Path) -> None:
     samples = 240
     job.write(*_rows(samples))
+    held = forwards.with_suffix(HELD)
+    held.write_text("40", encoding="utf-8")  # so that all three are at work, however quick one of them is
     running, queue = Running(job, workers=3), Queue(job.root)
     assert _until(lambda: queue.stored() >= 20 and len(queue.busy_pids()) == 3, running)
     leaving = min(queue.busy_pids())
     os.kill(leaving, signal.SIGTERM)
+    held.write_text(f"120 {leaving}", encoding="utf-8")  # and something is left for the one that joins
     assert _until(lambda: leaving not in queue.busy_pids() and queue.stored() >= 60, running)
-    held = forwards.with_suffix(HELD)
-    held.touch()
     joining = Running(job, workers=1)
     assert _until(lambda: len(queue.ask("SELECT 1 FROM worker")) == 4 and len(queue.busy_pids()) == 3, joining)
     held.unlink()
@@ -261,6 +264,15 @@ def test_a_worker_leaves_and_another_joins_in_the_middle(job: Job, forwards: Pat
     assert len(job.dataset()) == samples
     workers = {line.split()[0] for line in forwards.read_text(encoding="utf-8").splitlines()}
     assert len(workers) == 4  # each of them worked
+
+
+def test_workers_that_end_well_and_leave_all_samples_are_an_error(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.write(*_rows(4))
+    monkeypatch.setattr(crew_job, "run_crew", lambda *_, **__: CrewEnd())
+    report = Running(job, workers=2).report()
+    assert isinstance(report.error, EngineFailed)
+    assert "left 4 samples" in report.error.message
+    assert (report.counts.left, report.exit_code) == (4, report.error.exit_code)
 
 
 def test_a_stop_hands_back_what_was_not_done_and_the_next_run_goes_on(job: Job, forwards: Path) -> None:
@@ -358,7 +370,6 @@ def test_a_sample_that_kills_its_worker_fails_and_no_other_is_lost(
     del forwards
 
 
-@pytest.mark.exhaustive
 def test_workers_stop_when_the_command_that_started_them_is_killed(
     job: Job, model_folder: Path, forwards: Path, aws_env: dict[str, str]
 ) -> None:

@@ -19,7 +19,7 @@ from durastore.extract.failure_book import FailureBook, load_failures
 from durastore.extract.heartbeat import WatchedEngine
 from durastore.extract.leases import MOST_LAPSES, LeaseQueue, Standing, Task, TaskState
 from durastore.extract.rows import RowFailure, TokenRow
-from durastore.extract.work_db import ALIVE_FILE, WORK_FILE
+from durastore.extract.work_db import ALIVE_FILE, WORK_FILE, WorkDb
 from durastore.fsio.alive import PresenceFile
 from durastore.model import SampleId
 
@@ -323,3 +323,29 @@ def test_a_stuck_pass_is_silent() -> None:
     assert beats == []
     slow.may_end.set()
     thread.join()
+
+
+def _count_elsewhere(root: Path) -> int:
+    """How many workers another process sees, which then leaves."""
+    script = (
+        "import sys; from pathlib import Path; from durastore.extract.work_db import WorkDb\n"
+        "db = WorkDb(Path(sys.argv[1]))\n"
+        "with db.reading() as conn: print(conn.execute('SELECT count(*) FROM worker').fetchone()[0])\n"
+        "db.close()"
+    )
+    answer = subprocess.run([sys.executable, "-c", script, str(root)], capture_output=True, text=True, check=True)
+    return int(answer.stdout)
+
+
+def test_what_is_written_after_another_connection_opened_is_seen_by_other_processes(tmp_path: Path) -> None:
+    # opening the file once more and closing it took the first connection's locks off: a process that left then dropped
+    # the log that the first went on writing to, and workers found an empty queue
+    first = WorkDb(tmp_path)
+    second = WorkDb(tmp_path)
+    for number in range(1, 4):
+        with first.changing() as conn:
+            conn.execute("INSERT INTO worker (job, pid, started_ns) VALUES ('job', 1, 1)")
+        assert _count_elsewhere(tmp_path) == number
+    second.close()
+    first.close()
+    assert _count_elsewhere(tmp_path) == 3
