@@ -5,14 +5,23 @@ Duty: tell a local disk from what only looks like one. Knowing no answer is told
 
 from __future__ import annotations
 
+import fcntl
 import os
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 from durastore.errors import DiskFailed
 
-__all__ = ["Filesystem", "disk_bytes", "filesystem_of", "free_bytes"]
+__all__ = ["Filesystem", "are_apart", "disk_bytes", "filesystem_of", "free_bytes"]
 
+_GET_UUID = 0x80111500
+"""FS_IOC_GETFSUUID (Linux 6.9 and newer): a length, then 16 bytes."""
+_FSID = "fsid-"
+_FSID_LASTS = frozenset({"ext2", "ext3", "ext4", "btrfs"})
+"""File systems that make their statvfs id of their UUID; elsewhere it may change with the device number at a reboot."""
+_POOLED = frozenset({"btrfs", "zfs", "bcachefs"})
+"""File systems that show one disk under several device numbers: a number for each subvolume or dataset."""
 _LOCAL_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "apfs", "hfs"})
 
 
@@ -24,8 +33,15 @@ class Filesystem:
     is_local_disk: bool
     """False for network, FUSE, memory and overlay file systems, and where the type is unknown."""
     uuid: str
-    """Of the device where the system tells it, else the statvfs file-system id."""
+    """Of the file system or its device where the system tells it, else the statvfs file-system id."""
     st_dev: int
+
+    def is_surely_not(self, recorded: str) -> bool:
+        """True if the uuid on record contradicts this one. One of each kind says nothing: the kernel may be newer."""
+        is_weak = self.uuid.startswith(_FSID)
+        if recorded == self.uuid or is_weak != recorded.startswith(_FSID):
+            return False
+        return not is_weak or self.type_name in _FSID_LASTS
 
 
 def filesystem_of(path: Path) -> Filesystem:
@@ -36,9 +52,22 @@ def filesystem_of(path: Path) -> Filesystem:
     return Filesystem(
         type_name=type_name,
         is_local_disk=type_name in _LOCAL_DISK,
-        uuid=_device_uuid(st_dev) or f"fsid-{os.statvfs(real).f_fsid:x}",
+        uuid=_own_uuid(real) or _device_uuid(st_dev) or f"{_FSID}{os.statvfs(real).f_fsid:x}",
         st_dev=st_dev,
     )
+
+
+def are_apart(one: int, other: int) -> bool:
+    """Whether two open files lie on file systems that do not end together, as far as device numbers and ids tell. False
+    where that cannot be known. OSError if a file cannot be looked at.
+    """
+    first, second = (filesystem_of(Path(os.readlink(f"/proc/self/fd/{fd}"))) for fd in (one, other))
+    if first.st_dev == second.st_dev:
+        return False
+    if first.type_name != second.type_name or first.type_name not in _POOLED:
+        return True
+    # two datasets of one zfs pool have ids of their own
+    return first.type_name != "zfs" and not first.uuid.startswith(_FSID) and first.is_surely_not(second.uuid)
 
 
 def _type_of(real: Path, st_dev: int) -> str:
@@ -62,6 +91,19 @@ def _type_of(real: Path, st_dev: int) -> str:
         if rank >= best[:2]:
             best = (*rank, types[0])
     return best[2]
+
+
+def _own_uuid(real: Path) -> str | None:
+    """As the file system tells it: also in a container, where no udev keeps a folder of them."""
+    answer = bytearray(17)
+    fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        fcntl.ioctl(fd, _GET_UUID, answer)
+    except OSError:
+        return None  # an older kernel, or a file system without one
+    finally:
+        os.close(fd)
+    return str(uuid.UUID(bytes=bytes(answer[1:]))) if answer[0] == 16 and any(answer[1:]) else None
 
 
 def _device_uuid(st_dev: int) -> str | None:

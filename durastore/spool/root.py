@@ -152,7 +152,7 @@ def _identify(folder: Folder, filesystem: Filesystem) -> RootIdentity:
         except FileExistsError:
             pass  # another process made it in this moment: its marker holds
     record = parse_root(folder.read_bytes(ROOT_MARKER_NAME, limit_bytes=_MARKER_LIMIT_BYTES))
-    if record.directory_inode != directory.st_ino or _is_other_filesystem(record.fs_uuid, filesystem.uuid):
+    if record.directory_inode != directory.st_ino or filesystem.is_surely_not(record.fs_uuid):
         raise RootMismatch(
             f"spool root {folder.path} is a copy: its marker was written in another directory or file system",
             hint=f"use the original; if that is gone, rename {ROOT_MARKER_NAME} here: every pack is then checked anew",
@@ -164,8 +164,3 @@ def _identify(folder: Folder, filesystem: Filesystem) -> RootIdentity:
         directory_inode=directory.st_ino,
         marker_inode=folder.identity(ROOT_MARKER_NAME).inode,
     )
-
-
-def _is_other_filesystem(recorded: str, now: str) -> bool:
-    # a statvfs id may change with the device number at a reboot, so only two real UUIDs can contradict each other
-    return recorded != now and not recorded.startswith("fsid-") and not now.startswith("fsid-")

@@ -26,6 +26,8 @@ _PROVEN = (PackState.UPLOADED, PackState.VERIFIED, PackState.MANIFESTED, PackSta
 _SECOND_LOOK_S = 1.0
 _STORE_ID = "store_id"
 _ROOT_ID = "root_id"
+_COPIED_FROM = "copied_from"
+"""The root that the packs of this spool were copied from, which may still be in use."""
 FACT_URL = "bucket_url"
 """The bucket and prefix that a spool was filled for."""
 _PLACE = "bucket_place"
@@ -66,6 +68,7 @@ class Settling:
         if known is not None and known != root_id:
             LOGGER.error("%s was copied from another root: every proof is void", spool.path)
             self._void(spool, "the root was copied")
+            spool.journal.set_fact(_COPIED_FROM, known)
         if known != root_id:
             spool.journal.set_fact(_ROOT_ID, root_id)
 
@@ -187,7 +190,7 @@ class Settling:
         # before the bucket is asked for anything: an endpoint that fails now must not take this along
         LOGGER.error("pack %s: %d of %d samples are LOST: %s", record.name, len(report.lost), len(entries), names)
         report.raise_unless_full()
-        if record.manifested_in is not None:
+        if record.manifested_in is not None and spool.journal.get_fact(_COPIED_FROM) is None:
             for lost in spool.journal.packs(PackState.LOST):
                 if lost.key == record.key:
                     self._bury(spool, lost)
@@ -197,9 +200,12 @@ class Settling:
         tombstone for a row that is not there harms nothing (INV-8).
 
         The bucket is asked first. A journal taken back to before the upload calls lost what the bucket holds, and a
-        tombstone would take that out of the view for ever.
+        tombstone would take that out of the view for ever. In a copy of a root nothing is buried: what was cut off in
+        the copying is not lost, and the original, which may yet send it, would list it in vain.
         """
         journal = spool.journal
+        if journal.get_fact(_COPIED_FROM) is not None:
+            return
         for record in journal.packs(PackState.LOST):
             if not _is_unburied(spool, record):
                 continue

@@ -13,6 +13,7 @@ from durastore.errors import NotVerified
 from durastore.fsio.cache import drop_cached
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity, identify
+from durastore.fsio.space import are_apart
 from durastore.model import Digest
 from durastore.verify.local import digest_of
 from durastore.verify.receipt import CopyReceipt, mint_copy
@@ -54,7 +55,7 @@ def verify_copy(copied: CopiedFile, *, source_fd: int, target: TargetFile, clock
     unless this process did and it has not changed since; the source likewise if somebody may have written to it.
     """
     source, now = identify(source_fd), identify(target.fd)
-    if source.dev == now.dev:
+    if not are_apart(source_fd, target.fd):
         raise NotVerified(f"{copied.path}: source and copy are on one device")
     if not _is_same_file(source, copied.source):
         raise NotVerified(f"{copied.path}: the source is not the file that was copied")

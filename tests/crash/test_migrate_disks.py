@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from durastore.errors import DiskFailed, RootMismatch
+from durastore.fsio import space
 from durastore.fsio.sys import SYS
 from durastore.migrate import copying
 from durastore.spool import spool as spool_module
@@ -148,3 +149,18 @@ def test_a_destination_that_is_unmounted_gets_nothing_more(tmp_path: Path, monke
         assert contents(mounted) == {}
         assert list(mounted.iterdir()) == []
         assert lab.here() == lab.written
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_disk_copied_into_another_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
+    """The tops of two ext4 have the same inode number: only their ids tell them apart, also without udev or ioctl."""
+    if not is_told:
+        monkeypatch.setattr(space, "_own_uuid", lambda _: None)
+        monkeypatch.setattr(space, "_device_uuid", lambda _: None)
+    with disk(tmp_path, "a", size_bytes=24 * MIB) as one, disk(tmp_path, "b", size_bytes=24 * MIB) as other:
+        SpoolRoot.open(one).close()
+        subprocess.run(["cp", "-a", f"{one}/.", other], check=True)
+        assert one.stat().st_ino == other.stat().st_ino
+        SpoolRoot.open(one).close()
+        with pytest.raises(RootMismatch, match="is a copy"):
+            SpoolRoot.open(other)

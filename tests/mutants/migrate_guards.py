@@ -189,7 +189,7 @@ _FREEING = (
         "verify/copied.py",
         "copy-on-the-same-device",
         clause=_PROOF,
-        change=("    if source.dev == now.dev:\n", "    if False:\n"),
+        change=("    if not are_apart(source_fd, target.fd):\n", "    if False:\n"),
         test=_PROOF_TESTS,
     ),
     _mutant(

@@ -125,6 +125,26 @@ def test_a_root_on_another_file_system_is_refused_if_both_ids_are_real(
     SpoolRoot.open(tmp_path, is_any_filesystem_allowed=True).close()
 
 
+@pytest.mark.parametrize(
+    "recorded, now, type_name, is_other",
+    [
+        ("1111-2222", "1111-2222", "xfs", False),
+        ("1111-2222", "3333-4444", "xfs", True),
+        ("1111-2222", "fsid-77", "ext4", False),
+        ("fsid-77", "1111-2222", "ext4", False),
+        ("fsid-77", "fsid-78", "ext4", True),
+        ("fsid-77", "fsid-78", "btrfs", True),
+        ("fsid-77", "fsid-78", "xfs", False),  # made of the device number, which a reboot may change
+        ("fsid-77", "fsid-77", "ext4", False),
+    ],
+)
+def test_ids_of_one_kind_that_last_tell_file_systems_apart(
+    recorded: str, now: str, type_name: str, is_other: bool
+) -> None:
+    found = Filesystem(type_name=type_name, is_local_disk=True, uuid=now, st_dev=1)
+    assert found.is_surely_not(recorded) is is_other
+
+
 def test_a_root_that_was_moved_says_where_to(tmp_path: Path) -> None:
     root = SpoolRoot.open(tmp_path)
     (tmp_path / MOVED_NAME).write_text("/mnt/new disk\n")

@@ -67,6 +67,23 @@ def test_a_root_that_was_copied_proves_nothing(lab: ReclaimLab, monkeypatch: pyt
     assert lab.spool.journal.get_fact("root_id") == "ef" * 16
 
 
+def test_a_copy_of_a_root_buries_nothing(lab: ReclaimLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    # its file was cut off in the copying; the original, which may yet send it, would list it in vain
+    (record,) = lab.manifested("a")
+    assert record.key is not None
+    settle(lab)
+    copied = replace(lab.spool.root.identity, root_id="ef" * 16)
+    monkeypatch.setattr(lab.spool.root, "identity", copied)
+    lab.path(record).unlink()
+    lab.objects.lose(record.key)
+    buried: list[Tombstone] = []
+    monkeypatch.setattr(settling, "bury", lambda *_, stones: buried.extend(stones))
+    for _ in range(2):
+        settle(lab)
+        assert lab.state(record) is PackState.LOST
+        assert buried == []
+
+
 @pytest.mark.parametrize("state", [PackState.CONFLICT, PackState.LOST])
 def test_a_spool_with_a_pack_that_the_bucket_must_still_settle_is_not_turned_to_another(
     lab: ReclaimLab, state: PackState

@@ -11,8 +11,10 @@ import pytest
 
 from durastore.clock import ManualClock
 from durastore.errors import NotVerified, ReceiptRefused
+from durastore.fsio import space
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import identify
+from durastore.fsio.space import Filesystem
 from durastore.model import Digest
 from durastore.verify import copied as copied_module
 from durastore.verify.copied import RECEIPT_TTL_S, CopiedFile, TargetFile, verify_copy
@@ -95,6 +97,33 @@ def test_one_device_proves_nothing(pair: Pair) -> None:
     pair.note()
     with pytest.raises(NotVerified, match="one device"):
         pair.prove()
+
+
+@pytest.mark.parametrize(
+    "types, uuids, is_proof",
+    [
+        (("ext4", "ext4"), ("1", "1"), True),  # a clone of a disk has its id
+        (("btrfs", "btrfs"), ("1", "1"), False),
+        (("btrfs", "btrfs"), ("1", "2"), True),
+        (("btrfs", "btrfs"), ("1", "fsid-2"), False),
+        (("btrfs", "btrfs"), ("fsid-1", "fsid-2"), False),  # made of the subvolume too
+        (("zfs", "zfs"), ("1", "2"), False),
+        (("btrfs", "ext4"), ("1", "2"), True),
+    ],
+)
+def test_subvolumes_of_one_disk_prove_nothing(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, types: tuple[str, str], uuids: tuple[str, str], is_proof: bool
+) -> None:
+    found = {
+        os.path.realpath(path): Filesystem(type_name=kind, is_local_disk=True, uuid=uuid, st_dev=path.stat().st_dev)
+        for path, kind, uuid in zip((pair.source, pair.copy), types, uuids, strict=True)
+    }
+    monkeypatch.setattr(space, "filesystem_of", lambda path: found[str(path)])
+    if is_proof:
+        assert pair.prove().target == pair.copied.target
+    else:
+        with pytest.raises(NotVerified, match="one device"):
+            pair.prove()
 
 
 def test_a_moved_source_is_still_the_one(pair: Pair) -> None:
