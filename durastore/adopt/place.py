@@ -84,7 +84,7 @@ def hold_folder(path: Path) -> Folder:
         _refuse_inside(real)
         refuse_spools(_spools_in(folder), folder=real)
         _refuse_strange_private(folder)
-    except BaseException:
+    except BaseException:  # whoever was refused, or interrupted, holds no folder
         folder.close()
         raise
     return folder

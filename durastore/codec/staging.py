@@ -180,7 +180,7 @@ class Staging:
         staged = Staged(places, self._memory, lent=lent, others=others)
         try:
             self._copy(staged, tensors, places=places, buffer=lent.buffer)
-        except BaseException:
+        except BaseException:  # an interrupt too must not keep pinned memory lent
             staged.release()
             raise
         return staged

@@ -18,7 +18,7 @@ from durastore.dataset.share import Share
 from durastore.errors import ConfigError, InvalidInput
 from durastore.model import Digest
 
-__all__ = ["START", "STATE_FORMAT", "Course", "Place", "Uneven"]
+__all__ = ["START", "STATE_FORMAT", "Course", "Place", "Standing", "Uneven"]
 
 Uneven = Literal["pad", "drop"]
 STATE_FORMAT = "durastore-epoch/1"
@@ -105,6 +105,43 @@ class Course:
         if not (_is_count(epoch) and _is_count(taken) and taken <= self.size):
             raise InvalidInput(f"the training state says epoch {epoch!r}, {taken!r} of {self.size} samples")
         return Place(epoch=epoch, taken=taken)
+
+
+class Standing:
+    """Where one rank of a run stands in its course: what a sampler and a stream have in common."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._place = self._begun = START
+
+    def __len__(self) -> int:
+        """Samples that this rank gets from where the run stands to the end of the epoch."""
+        return self._course.count(self._place)
+
+    @property
+    def course(self) -> Course:
+        return self._course
+
+    @property
+    def place(self) -> Place:
+        """Where the next pass begins."""
+        return self._place
+
+    @property
+    def begun(self) -> Place:
+        """Where the latest pass of this process began; the workers of a loader begin where the run stands."""
+        return self._begun
+
+    def stand_at(self, place: Place) -> None:
+        """Stand at `place`; a pass that was begun before goes on as it was."""
+        self._place = place
+
+    def set_epoch(self, epoch: int) -> None:
+        """Stand at the beginning of `epoch`, unless the run stands in it already. Safe to repeat."""
+        if epoch < 0:
+            raise InvalidInput(f"epoch {epoch}", hint="epochs count from 0")
+        if epoch != self._place.epoch:
+            self.stand_at(Place(epoch=epoch))
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from durastore.dataset.counted import CountedLoader
-from durastore.dataset.course import START, STATE_FORMAT, Course, Place
+from durastore.dataset.course import STATE_FORMAT, Place, Standing
 from durastore.errors import InvalidInput
 
 __all__ = ["EpochSampler"]
@@ -23,52 +23,19 @@ _DRAW = 256
 _STEPS_SINCE = "_steps_since_snapshot"
 
 
-class EpochSampler:
+class EpochSampler(Standing):
     """Positions of one rank's samples, epoch after epoch, in an order that all ranks agree on.
 
     Give it to a loader as `sampler=`. Each `iter` goes from where the run stands to the end of that epoch; the next
     one then begins the next epoch. Not for several threads.
     """
 
-    def __init__(self, course: Course) -> None:
-        self._course = course
-        self._place = self._begun = START
-
-    def __len__(self) -> int:
-        """Samples that this rank gets from where the run stands to the end of the epoch."""
-        return self._course.count(self._place)
-
     def __iter__(self) -> DrawnPositions:
         return DrawnPositions(self)
-
-    @property
-    def course(self) -> Course:
-        return self._course
-
-    @property
-    def place(self) -> Place:
-        """Where the next `iter` begins."""
-        return self._place
-
-    @property
-    def begun(self) -> Place:
-        """Where the latest pass began."""
-        return self._begun
 
     def begin(self, place: Place) -> None:
         """A pass begins at `place`."""
         self._begun = self._place = place
-
-    def set_epoch(self, epoch: int) -> None:
-        """Stand at the beginning of `epoch`, unless the run stands in it already. Safe to repeat."""
-        if epoch < 0:
-            raise InvalidInput(f"epoch {epoch}", hint="epochs count from 0")
-        if epoch != self._place.epoch:
-            self._place = Place(epoch=epoch)
-
-    def stand_at(self, place: Place) -> None:
-        """Stand at `place`; an iterator that was made before goes on as it was."""
-        self._place = place
 
     def counted(self, loader: Any) -> CountedLoader:
         """`loader`, which draws from this sampler, as a loop with `state_dict` and `load_state_dict`.

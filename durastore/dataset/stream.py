@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from durastore.dataset.counted import CountedLoader
-from durastore.dataset.course import START, Course, Place
+from durastore.dataset.course import Course, Place, Standing
 from durastore.dataset.order import Positions
 from durastore.errors import ConfigError, InvalidInput
 from durastore.model import ManifestRow, Sample
@@ -74,7 +74,7 @@ class _Lane:
         return batch * batch_size + numbers % batch_size
 
 
-class SampleStream:
+class SampleStream(Standing):
     """One rank's samples. Each `iter` goes from where the run stands to the end of the epoch; the next one begins the
     next epoch. A torch `IterableDataset` where torch is installed. Not for several threads.
 
@@ -83,43 +83,18 @@ class SampleStream:
     """
 
     def __init__(self, source: RowSource, course: Course, *, options: StreamOptions) -> None:
+        super().__init__(course)
         self._source = source
-        self._course = course
         self._options = options
-        self._place = self._begun = START
         self._lane = _Lane(0, 1)
         self._given = 0
         """Samples of `_lane` since `_place`, where there are several lanes: none of them knows the place of the run."""
         self._resumed = 0
         """How many of those the next pass leaves out."""
 
-    def __len__(self) -> int:
-        """Samples that this rank gets from where the run stands to the end of the epoch."""
-        return self._course.count(self._place)
-
-    @property
-    def course(self) -> Course:
-        return self._course
-
-    @property
-    def place(self) -> Place:
-        return self._place
-
-    @property
-    def begun(self) -> Place:
-        """Where the latest pass of this process began; the workers of a loader begin where the run stands."""
-        return self._begun
-
     def stand_at(self, place: Place) -> None:
         """Stand at `place`; a pass that was begun before goes on as it was."""
         self._place, self._begun, self._given, self._resumed = place, place, 0, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Stand at the beginning of `epoch`, unless the run stands in it already. Safe to repeat."""
-        if epoch < 0:
-            raise InvalidInput(f"epoch {epoch}", hint="epochs count from 0")
-        if epoch != self._place.epoch:
-            self.stand_at(Place(epoch=epoch))
 
     def counted(self, loader: Any) -> CountedLoader:
         """`loader`, a `DataLoader` of this stream, as a loop with `state_dict` and `load_state_dict`.

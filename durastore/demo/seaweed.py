@@ -129,7 +129,7 @@ class SeaweedServer:
                 if is_last:
                     break
             raise EndpointUnreachable(f"the S3 server on {folder} did not come up; its log ends:\n{_tail(log)}")
-        except BaseException:
+        except BaseException:  # no server, no lock: also after Ctrl-C
             os.close(lock_fd)
             raise
 

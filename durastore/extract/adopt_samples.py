@@ -22,10 +22,11 @@ from durastore.adopt.foreign_formats.layouts import ForeignSample, recognise
 from durastore.adopt.loading import LoadedFile, Unloaded, load_foreign
 from durastore.adopt.place import check_folder, hold_folder, refuse_spools
 from durastore.errors import ConfigError, DurastoreError, InvalidInput, RootMismatch
-from durastore.extract.adopt_dry_run import DryRun, fetch_held, plain_options
+from durastore.extract.adopt_dry_run import DryRun
 from durastore.extract.adopt_match import Candidate, IdRule, Key, match_alone, match_input
 from durastore.extract.adopt_report import SampleAdoptionReport
 from durastore.extract.conversion import ConvertedSample, Mismatch, RunShape, convert
+from durastore.extract.held import fetch_held, plain_options
 from durastore.extract.inputs import survey_input
 from durastore.extract.rows import TokenRow, input_digest
 from durastore.extract.run_file import RunFile, load_run_file

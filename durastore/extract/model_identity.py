@@ -86,7 +86,7 @@ def _fetch_from_hub(name: str) -> Path:
         folder = Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
         if not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(name, allow_patterns=[*_HUB_PATTERNS, "*.bin"]))
-    except Exception as exc:
+    except Exception as exc:  # the hub's client raises what its HTTP library raises
         raise ConfigError(f"model {name} cannot be fetched from the hub: {type(exc).__name__}: {exc}") from exc
     return folder
 

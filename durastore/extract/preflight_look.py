@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from durastore.clock import SYSTEM_CLOCK
-from durastore.config import StoreOptions, resolve_options
+from durastore.config import StoreOptions
 from durastore.errors import ConfigError
+from durastore.extract.held import fetch_held, plain_options
 from durastore.extract.inputs import read_selected, survey_input
 from durastore.extract.job import ExtractRequest, RunPlan, plan_run
 from durastore.extract.preflight import Budget, Limits, Preflight, SampleShape, Workload, plan_preflight
@@ -18,17 +18,12 @@ from durastore.extract.rows import RawRow, TokenRow
 from durastore.extract.tokens import tokenise
 from durastore.fsio.space import disk_bytes, free_bytes
 from durastore.manifest.index import IdIndex
-from durastore.manifest.marker_store import check_run, fetch_marker
-from durastore.manifest.snapshot import fetch_snapshot
-from durastore.manifest.view import fetch_view
 from durastore.model import Run
-from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
-from durastore.objectstore.retrying import RetryingStore, RetryPolicy
+from durastore.objectstore.location import BucketUrl
 from durastore.upload.job import UploadLimits
 
 __all__ = ["look_ahead"]
 
-_PATIENCE_S = 30.0
 _VALUE_BYTES = {"float32": 4}
 
 
@@ -36,9 +31,9 @@ def look_ahead(request: ExtractRequest, budget: Budget) -> Preflight:
     """Estimate what the request would take now. Raises as `run_extract` for a wrong request, bucket or run."""
     if budget.deadline_s is not None and not budget.tokens_per_s:
         raise ConfigError("a deadline needs a rate", hint="give --tokens-per-s, as an earlier run's progress told it")
-    options = resolve_options(dict(request.options))
+    options = plain_options(request.options)
     plan = plan_run(request)
-    held = _held(request, plan, options=options)
+    held = fetch_held(request.bucket, request.options, run=Run.of(plan.run))
     lengths = [len(row.input_ids) for row in _left(request, plan, held=held)]
     work = Workload(samples=len(lengths), tokens=sum(lengths), longest_tokens=max(lengths, default=0))
     shape = SampleShape(
@@ -47,23 +42,6 @@ def look_ahead(request: ExtractRequest, budget: Budget) -> Preflight:
         value_bytes=_VALUE_BYTES.get(request.settings.dtype, 2),
     )
     return plan_preflight(work, shape, limits=_limits(request, options), budget=budget)
-
-
-def _held(request: ExtractRequest, plan: RunPlan, *, options: StoreOptions) -> IdIndex | None:
-    """What the manifest holds of the run; None where there is no store yet."""
-    place = BucketUrl.parse(request.bucket)
-    bare = open_object_store(place, s3=S3Options.of(options))
-    try:
-        objects = RetryingStore(bare, RetryPolicy(budget_s=_PATIENCE_S), clock=SYSTEM_CLOCK)
-        objects.check_bucket()
-        marker = fetch_marker(objects, place.prefix)
-        if marker is None:
-            return None
-        run = Run.of(plan.run)
-        check_run(marker, run, prefix=place.prefix)
-        return fetch_view(objects, fetch_snapshot(objects, place.prefix)).index(run.digest)
-    finally:
-        bare.close()
 
 
 def _left(request: ExtractRequest, plan: RunPlan, *, held: IdIndex | None) -> Iterator[TokenRow]:

@@ -24,7 +24,7 @@ class Records:
         self.ledger = Ledger(root, run=run, clock=clock, worker=worker)
         try:
             self.book = FailureBook(root, run=run, worker=self.ledger.worker, clock=clock)
-        except BaseException:
+        except BaseException:  # the caller gets no object to close
             self.ledger.close()
             raise
 

@@ -53,7 +53,7 @@ class TransformersTokenizer:
                 self._loaded = AutoTokenizer.from_pretrained(
                     self._source.folder, trust_remote_code=self._is_remote_code_trusted, **extra
                 )
-            except Exception as exc:
+            except Exception as exc:  # a tokeniser may be the model's own code
                 raise ConfigError(f"the model's tokeniser cannot be loaded: {type(exc).__name__}: {exc}") from exc
         return self._loaded
 

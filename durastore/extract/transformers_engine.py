@@ -73,7 +73,7 @@ class TransformersEngine:
         LOGGER.info("loading the model onto %s", device)
         try:
             self._model = _load(self._source, self._settings).to(device).eval()
-        except Exception as exc:
+        except Exception as exc:  # a model may be its own code, and a device be lost
             raise ConfigError(f"the model cannot be loaded: {type(exc).__name__}: {exc}") from exc
         self._parts = _find_parts(self._model, self._plan)
         self._hooks = list(_hook(self._parts, self._plan, capture=self._capture))

@@ -93,7 +93,7 @@ class WorkDb:
             self._conn.execute("BEGIN IMMEDIATE")
             try:
                 yield self._conn
-            except BaseException:
+            except BaseException:  # an interrupt too must leave no transaction open
                 self._conn.execute("ROLLBACK")
                 raise
             self._conn.execute("COMMIT")

@@ -21,9 +21,10 @@ from durastore.fsio.identity import identify
 from durastore.fsio.lease import NotLeased, check_leased, leased
 from durastore.fsio.lock import FlockedFile
 from durastore.fsio.paths import open_parent
-from durastore.fsio.relocate import relocate, relocate_shared
+from durastore.fsio.relocate import relocate_shared
 from durastore.observe.events import LOGGER
 from durastore.reclaim._unlink import unlink_proven
+from durastore.reclaim.aside import move_back
 from durastore.verify.copied import CopiedFile, TargetFile, verify_copy
 
 __all__ = ["CopiedPlace", "CopiedReport", "IntentLog", "reclaim_copied", "restore_copied"]
@@ -146,10 +147,7 @@ def _moved(place: CopiedPlace, parent: Folder, *, name: str, path: str, fd: int)
 
 def _is_restored(source: Folder, going: Folder, *, private: str, path: str) -> bool:
     try:
-        with ExitStack() as held:
-            parent, name = open_parent(source, path)
-            held.callback(parent.close)
-            relocate(going, private, target=parent, new_name=name)
+        move_back(going, private, folder=source, path=path)
     except (OSError, ValueError, DiskFailed) as exc:  # FileExistsError: somebody made a new file of that name
         LOGGER.error("%s cannot be moved back: %s", path, exc)
         return False

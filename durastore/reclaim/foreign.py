@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat as stat_module
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -20,10 +19,11 @@ from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity, identify
 from durastore.fsio.lease import NotLeased, check_leased, leased
 from durastore.fsio.paths import open_parent
-from durastore.fsio.relocate import relocate, relocate_shared
+from durastore.fsio.relocate import relocate_shared
 from durastore.model import parse_json, render_json
 from durastore.observe.events import LOGGER, Observer
 from durastore.reclaim._unlink import unlink_proven
+from durastore.reclaim.aside import is_file, move_back
 from durastore.spool.journal import Journal
 from durastore.spool.journal_file import set_aside
 from durastore.spool.records import PackRecord
@@ -69,10 +69,6 @@ def restore_moved(place: ForeignPlace) -> list[str]:
     """
     taken_back = [_restore(place, name) for name in place.going.names()]
     return [path for path in taken_back if path is not None]
-
-
-def _is_file(folder: Folder, name: str) -> bool:
-    return stat_module.S_ISREG(os.stat(name, dir_fd=folder.fd, follow_symlinks=False).st_mode)
 
 
 class ForeignReclaimer:
@@ -185,19 +181,15 @@ def _restore(place: ForeignPlace, private: str) -> str | None:
     """
     text = place.journal.get_fact(_fact(private))
     path = _path_in(text) if text is not None else None
-    is_file = _is_file(place.going, private)
     if path is not None:
         try:
-            parent, name = open_parent(place.folder, path)
-            with closing(parent):
-                # a folder that came under the name before the move: it has one name only, and cannot be linked
-                (relocate if is_file else relocate_shared)(place.going, private, target=parent, new_name=name)
+            move_back(place.going, private, folder=place.folder, path=path)
         except (OSError, ValueError, DiskFailed) as exc:  # FileExistsError: somebody made a new file of that name
             LOGGER.error("%s cannot be moved back: %s", path, exc)
         else:
             place.journal.set_fact(_fact(private), None)
             return path
-    if not is_file:
+    if not is_file(place.going, private):
         return None
     kept = set_aside(place.going, private, quarantine=place.quarantine)
     LOGGER.error("%s, moved for reclaiming and not proven, is in quarantine as %s", path or "a file", kept)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -95,6 +96,17 @@ class Job:
         return durastore.Dataset(self.bucket, endpoint_url=self.options["endpoint_url"], addressing_style="path")
 
 
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def job(tmp_path: Path, model_folder: Path, seaweed: SeaweedServer, aws_env: dict[str, str]) -> Job:
+    del aws_env
+    return Job(tmp_path, model_folder, seaweed)
+
+
 def extract_command(job: Job, model: Path, *more: str) -> list[str]:
     arguments = ["extract", str(job.input), "--model", str(model), "--layers", "2,last", "--device", "cpu", "--json"]
     place = ["--bucket", job.bucket, "--local", str(job.root), "--endpoint-url", str(job.options["endpoint_url"])]
@@ -112,8 +124,8 @@ def extracting(job: Job, model: Path, env: dict[str, str], *more: str) -> subpro
     )
 
 
-class _Counting:
-    """An engine that writes down which samples it was asked for before it works."""
+class _Watched:
+    """An engine, and a file that belongs to it."""
 
     def __init__(self, engine: Engine, path: Path) -> None:
         self._engine = engine
@@ -125,15 +137,19 @@ class _Counting:
     def health(self) -> str | None:
         return self._engine.health()
 
+    def close(self) -> None:
+        self._engine.close()
+
+
+class _Counting(_Watched):
+    """Writes down which samples it was asked for before it works."""
+
     def extract(self, batch: Sequence[TokenRow]) -> list[Extracted | Refused]:
         with self._path.open("ab", buffering=0) as stream:
             stream.write("".join(f"{os.getpid()} {row.sample_id}\n" for row in batch).encode())
         while _is_held(self._path):
             time.sleep(0.02)
         return self._engine.extract(batch)
-
-    def close(self) -> None:
-        self._engine.close()
 
 
 def _is_held(path: Path) -> bool:
@@ -153,18 +169,8 @@ FAULTS = "DURASTORE_TEST_FAULTS"
 """Environment variable: a JSON file of sample id -> how `faulty_engine` fails it."""
 
 
-class _Faulty:
-    """An engine with planned faults; the file is read at each pass, so that a cause can go away."""
-
-    def __init__(self, engine: Engine, path: Path) -> None:
-        self._engine = engine
-        self._path = path
-
-    def start(self) -> None:
-        self._engine.start()
-
-    def health(self) -> str | None:
-        return self._engine.health()
+class _Faulty(_Watched):
+    """Has planned faults; the file is read at each pass, so that a cause can go away."""
 
     def extract(self, batch: Sequence[TokenRow]) -> list[Extracted | Refused]:
         faults = json.loads(self._path.read_text(encoding="utf-8"))
@@ -177,9 +183,6 @@ class _Faulty:
             raise TimeoutError("no answer in 120 s (planned)")
         results = self._engine.extract(batch)
         return [_spoilt(result, fault) for result, fault in zip(results, planned, strict=True)]
-
-    def close(self) -> None:
-        self._engine.close()
 
 
 def _spoilt(result: Extracted | Refused, fault: str | None) -> Extracted | Refused:

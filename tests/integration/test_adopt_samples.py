@@ -20,16 +20,13 @@ from durastore.extract.report import ExtractReport
 from durastore.extract.runner import RunnerLimits
 from durastore.extract.transformers_engine import ModelSettings
 from durastore_cli.main import run
-from tests.integration.extract_lab import Job, make_model
+from tests.integration.extract_lab import Job, model_folder
 from tests.integration.old_files import LAYERS, CountingEngine, make_run_file, save_rows_pt, states_of
 from tests.integration.reconcile_files import cut
 
 COUNT = 100
 
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
+__all__ = ["model_folder"]  # a fixture
 
 
 class OldRun:

@@ -13,7 +13,6 @@ import pytest
 import torch
 import transformers
 
-from durastore.demo.seaweed import SeaweedServer
 from durastore.errors import ConfigError, InvalidInput, RunMismatch
 from durastore.extract.ledger import FAILURES_FILE, LOG_FILE
 from durastore.extract.rows import input_digest
@@ -21,18 +20,9 @@ from durastore.extract.runner import RunnerLimits
 from durastore.extract.transformers_engine import ModelSettings
 from durastore.model import SampleId
 from durastore_cli.main import run
-from tests.integration.extract_lab import Job, extract_command, extracting, make_model
+from tests.integration.extract_lab import Job, extract_command, extracting, job, model_folder
 
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def job(tmp_path: Path, model_folder: Path, seaweed: SeaweedServer, aws_env: dict[str, str]) -> Job:
-    del aws_env
-    return Job(tmp_path, model_folder, seaweed)
+__all__ = ["job", "model_folder"]  # fixtures
 
 
 def test_rows_of_all_kinds_are_stored_read_back_and_not_done_twice(job: Job) -> None:

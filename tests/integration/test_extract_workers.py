@@ -43,8 +43,11 @@ from tests.integration.extract_lab import (
     counting_engine,
     extracting,
     faulty_engine,
-    make_model,
+    job,
+    model_folder,
 )
+
+__all__ = ["job", "model_folder"]  # fixtures
 
 # A process loads torch before it works, and here several do on few cores.
 pytestmark = pytest.mark.timeout(900)
@@ -58,17 +61,6 @@ FAULT_KINDS = {
     "oom": "out of memory",
     "timeout": "no answer",
 }
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def job(tmp_path: Path, model_folder: Path, seaweed: SeaweedServer, aws_env: dict[str, str]) -> Job:
-    del aws_env
-    return Job(tmp_path, model_folder, seaweed)
 
 
 @pytest.fixture

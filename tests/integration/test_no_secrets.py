@@ -18,8 +18,7 @@ from durastore.demo.seaweed import SeaweedServer
 from durastore.errors import CredentialsRefused, DurastoreError, EndpointUnreachable
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
 from durastore_cli.main import run
-from tests.integration.extract_lab import Job
-from tests.integration.test_extract_job import model_folder
+from tests.integration.extract_lab import Job, model_folder
 
 __all__ = ["model_folder"]  # a fixture
 

@@ -58,7 +58,7 @@ _ROOT_GUARDS = (
         name="file-system-not-compared",
         clause=_ROOT,
         file=ROOT,
-        before=" or _is_other_filesystem(record.fs_uuid, filesystem.uuid):",
+        before=" or filesystem.is_surely_not(record.fs_uuid):",
         after=":",
         tests=(f"{_ROOT_TESTS}::test_a_root_on_another_file_system_is_refused_if_both_ids_are_real",),
     ),

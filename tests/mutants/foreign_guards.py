@@ -39,9 +39,9 @@ FOREIGN: tuple[Mutant, ...] = (
     Mutant(
         name="foreign-folder-not-moved-back",
         clause="a mismatch is moved back or quarantined",
-        file="durastore/reclaim/foreign.py",
-        before="                (relocate if is_file else relocate_shared)(place.going,",
-        after="                relocate(place.going,",
+        file="durastore/reclaim/aside.py",
+        before="        if is_file(going, private):\n",
+        after="        if True:\n",
         tests=("tests/unit/test_reclaim_foreign.py",),
     ),
     _folder(

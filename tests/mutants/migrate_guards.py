@@ -193,6 +193,13 @@ _FREEING = (
         test=_PROOF_TESTS,
     ),
     _mutant(
+        "fsio/space.py",
+        "subvolumes-are-disks",
+        clause=_PROOF,
+        change=("    if first.type_name != second.type_name or", "    if True or"),
+        test=f"{_PROOF_TESTS}::test_subvolumes_of_one_disk_prove_nothing",
+    ),
+    _mutant(
         "verify/copied.py",
         "copy-of-another-source",
         clause=_PROOF,
@@ -396,6 +403,20 @@ _ROOTS = (
         clause="a root copied by other means: evidence void",
         change=("        if known is not None and known != root_id:\n", "        if False:\n"),
         test="tests/unit/test_store_settling.py::test_a_root_that_was_copied_proves_nothing",
+    ),
+    _mutant(
+        "store/settling.py",
+        "copied-root-buries",
+        clause="a root copied by other means: evidence void",
+        change=("        if journal.get_fact(_COPIED_FROM) is not None:\n", "        if False:\n"),
+        test="tests/unit/test_store_settling.py::test_a_copy_of_a_root_buries_nothing",
+    ),
+    _mutant(
+        "fsio/space.py",
+        "lasting-ids-not-compared",
+        clause="a root copied by other means: evidence void",
+        change=("        return not is_weak or self.type_name in _FSID_LASTS\n", "        return not is_weak\n"),
+        test="tests/unit/test_spool_root.py::test_ids_of_one_kind_that_last_tell_file_systems_apart",
     ),
 )
 

@@ -224,6 +224,32 @@ def test_what_a_killed_run_moved_aside_is_taken_back(mig: MigrateLab, monkeypatc
     mig.check(is_all_there=True)
 
 
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_folder_that_came_under_the_name_is_put_back(
+    mig: MigrateLab, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    """It has one name only: there is no second one to give it before the first goes."""
+    path = mig.write("x.bin", 100)
+    plain = relocate_shared
+
+    def swap(source: Folder, name: str, *, target: Folder, new_name: str) -> None:
+        path.unlink()
+        (path / "below").mkdir(parents=True)
+        plain(source, name, target=target, new_name=new_name)
+
+    monkeypatch.setattr(door, "relocate_shared", swap)
+    if is_killed:  # before it is put back
+        monkeypatch.setattr(door, "_is_restored", lambda *_, **__: False)
+    report = freed(mig)
+    assert list(report.kept) == ["x.bin"]
+    monkeypatch.undo()
+    if is_killed:
+        assert not path.exists()
+        mig.run()
+    assert (path / "below").is_dir()
+    assert not mig.aside()
+
+
 def test_what_cannot_be_taken_back_stays_aside_and_is_told(mig: MigrateLab) -> None:
     mig.fill(1)
     going = mig.source / PRIVATE_NAME / "going"

@@ -88,7 +88,7 @@ def _inflated(data: bytes) -> bytes:
 
 def _parse_safetensors(data: bytes) -> ForeignContents:
     try:
-        found: Any = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+        found: Any = safetensors.deserialize(data)  # type: ignore[no-untyped-call]  # not annotated
         header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")], what="safetensors header")
     except (safetensors.SafetensorError, IntegrityError) as exc:
         raise Unparsed(f"is no whole safetensors file: {str(exc)[:120]}", is_damage=True) from exc
