@@ -21,7 +21,6 @@ __all__ = ["TEMP_PREFIX", "TempFile", "publish", "write_all"]
 
 TEMP_PREFIX = ".tmp-"
 _IOV_MAX = 512
-_FLAGS = os.O_RDWR | getattr(os, "O_NOATIME", 0)  # reading it back is nobody's access
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 
@@ -74,12 +73,12 @@ class TempFile:
         unnamed = getattr(os, "O_TMPFILE", None)
         if unnamed is not None:
             try:
-                return cls(SYS.open(".", _FLAGS | unnamed, mode=0o600, dir_fd=folder.fd), temps, temp=None)
+                return cls(SYS.open(".", os.O_RDWR | unnamed, mode=0o600, dir_fd=folder.fd), temps, temp=None)
             except OSError as exc:
                 if exc.errno not in _NO_TMPFILE:
                     raise _uncreated(folder, exc) from exc
         temp = TEMP_PREFIX + secrets.token_hex(8)
-        flags = _FLAGS | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         try:
             return cls(SYS.open(temp, flags, mode=0o600, dir_fd=temps.fd), temps, temp=temp)
         except OSError as exc:

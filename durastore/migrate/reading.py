@@ -22,7 +22,7 @@ from durastore.model import Digest
 
 __all__ = ["BLOCK_BYTES", "Formats", "SourceChanged", "SourceRead", "read_copy", "read_source"]
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 256 << 10  # what is hashed and written next is still in the core's cache
 Sink = Callable[[memoryview], None]
 
 

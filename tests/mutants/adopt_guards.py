@@ -97,7 +97,7 @@ ADOPT: tuple[Mutant, ...] = (
         "adopt-other-runs",
         "another run is refused with a diff",
         _SAMPLES,
-        file="durastore/extract/adopt_dry_run.py",
+        file="durastore/extract/held.py",
         edit=("        check_run(marker, run, prefix=place.prefix)\n", ""),
     ),
     _guard(

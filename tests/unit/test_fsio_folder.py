@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from durastore.errors import SpoolUnreadable
 from durastore.fsio.folder import Folder
+from durastore.fsio.publish import TempFile
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../b", "/b", "a\0"])
@@ -63,3 +65,9 @@ def test_two_threads_that_list_one_folder_each_get_all_of_it(tmp_path: Path) -> 
     expected = sorted(os.listdir(tmp_path))
     with Folder.open(tmp_path) as folder, ThreadPoolExecutor(4) as pool:
         assert all(names == expected for names in pool.map(lambda _: folder.names(), range(400)))
+
+
+def test_a_new_file_is_opened_in_no_way_that_a_server_may_refuse(tmp_path: Path) -> None:
+    with Folder.open(tmp_path) as folder, TempFile.open(folder) as temp:
+        flags = fcntl.fcntl(temp.fd, fcntl.F_GETFL)
+    assert not flags & os.O_NOATIME  # NFS that is not to serve root refuses it for files of another owner
