@@ -25,6 +25,7 @@ def pytest_configure() -> None:
     os.environ["AWS_CONFIG_FILE"] = os.devnull
     os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
     os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side: threads would spin for cores
     make_ballasts_small()
 
 

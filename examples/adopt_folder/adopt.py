@@ -21,11 +21,11 @@ LAYERS = (2, 15, 27)
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     work = Path(tempfile.mkdtemp(prefix="adopt-"))
-    model = find_model()
+    model = work / "model"
     with Folder.open(work) as folder:
         prompts = write_prompts(folder, count=count)
     old = work / "old"
-    _write_old_files(old, model, prompts=prompts)
+    _write_old_files(old, find_model(), prompts=prompts, keep=model)
     damaged = old / "rows_0-2000" / "data_1.pt"
     damaged.write_bytes(damaged.read_bytes()[:1_000])
     layers = ",".join(map(str, LAYERS))
@@ -44,8 +44,11 @@ def main() -> None:
         sys.stdout.write(f"all of it stays in {work}\n")
 
 
-def _write_old_files(folder: Path, model: Path, *, prompts: Path) -> None:
-    """What a short script with torch.save leaves: `rows_0-2000/data_<row>.pt`, states after three of the layers."""
+def _write_old_files(folder: Path, model: Path, *, prompts: Path, keep: Path) -> None:
+    """What a short script with torch.save leaves: `rows_0-2000/data_<row>.pt`, states after three of the layers.
+
+    The model is kept as a folder, which is read much quicker than its `.gguf` file.
+    """
     os.environ["TQDM_DISABLE"] = "1"
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -56,6 +59,8 @@ def _write_old_files(folder: Path, model: Path, *, prompts: Path) -> None:
         dtype=torch.bfloat16,
         quantization_config=GgufConfig(dequantize=True),
     )
+    network.save_pretrained(keep)
+    tokenizer.save_pretrained(keep)
     target = folder / "rows_0-2000"
     target.mkdir(parents=True)
     for number, line in enumerate(prompts.read_text(encoding="utf-8").splitlines()):
