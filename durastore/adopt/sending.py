@@ -8,11 +8,13 @@ file whose object was not read back, and never send one that somebody is writing
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
+from typing import TypeVar
 
 from durastore.adopt.inspect import find_fault
 from durastore.adopt.ledger import LAST_SEGMENT
@@ -28,6 +30,7 @@ from durastore.errors import (
     SpoolUnreadable,
     StoreClosed,
 )
+from durastore.formats.file_keys import first_file_key
 from durastore.formats.segment import SegmentContent, render_segment
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import identify
@@ -160,20 +163,26 @@ class Sender:
         self._clock = clock
 
     def send(
-        self, paths: Iterable[SampleId], *, publisher: RowPublisher, journal: Journal, observer: Observer
+        self,
+        files: Mapping[SampleId, Sequence[ObjectKey]],
+        *,
+        publisher: RowPublisher,
+        journal: Journal,
+        observer: Observer,
     ) -> SendReport:
-        """Send, prove and list them all. A file that cannot be is in the report; an endpoint that is gone is raised,
-        after what was read back has been listed. Safe to repeat: equal bytes have one key (INV-4).
+        """Send, prove and list them all; `files` has each path with the keys that its bytes may have in the bucket. A
+        file that cannot be is in the report; an endpoint that is gone is raised, after what was read back has been
+        listed. Safe to repeat: equal bytes have one key (INV-4).
         """
         report = SendReport(observer=observer)
         with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="durastore-send") as pool:
-            for batch in _batches(paths):
+            for batch in _batches(files.items()):
                 self._send_batch(batch, pool, publisher=publisher, journal=journal, report=report)
         return report
 
     def _send_batch(
         self,
-        paths: list[SampleId],
+        files: list[tuple[SampleId, Sequence[ObjectKey]]],
         pool: ThreadPoolExecutor,
         *,
         publisher: RowPublisher,
@@ -184,7 +193,7 @@ class Sender:
         with closing(self._objects.fresh_reader()) as reader:  # not the uploader's connections
             work = partial(self._send_one, reader=reader, journal=journal, stopping=stopping, report=report)
             futures: list[tuple[SampleId, Future[tuple[PackRecord, Evidence]]]] = [
-                (path, pool.submit(work, path)) for path in paths
+                (file[0], pool.submit(work, file)) for file in files
             ]
             proven = []
             for path, future in futures:
@@ -204,24 +213,25 @@ class Sender:
 
     def _send_one(
         self,
-        path: SampleId,
+        wanted: tuple[SampleId, Sequence[ObjectKey]],
         *,
         reader: ObjectReader,
         journal: Journal,
         stopping: list[DurastoreError],
         report: SendReport,
     ) -> tuple[PackRecord, Evidence]:
+        path, known = wanted
         if stopping:
             raise StoreClosed(f"{path} was not tried: {stopping[0].message}")
         try:
             file = hash_local(self._folder, path)
-            pack = as_pack(file, self._prefix)
+            pack = as_pack(file, self._prefix, known=known)
             if not file.is_leased:
                 report.unleased.add(path.text)
-            self._give_up_stale(pack, journal)
+            self._give_up_stale(file, pack, journal=journal)
             self._upload(pack, journal).result()
             if (pack.size_bytes or 0) > _LEAST_PART_BYTES:
-                journal.set_fact(_session_fact(pack), None)
+                journal.set_fact(_session_fact(pack.key), None)
             return pack, read_back(reader, pack, clock=self._clock)
         except _STOPPING as exc:
             stopping.append(exc)
@@ -229,13 +239,18 @@ class Sender:
         except InvalidInput as exc:
             raise NotVerified(f"{path}: {exc.message}") from exc
 
-    def _give_up_stale(self, pack: PackRecord, journal: Journal) -> None:
-        """An upload in parts that an ended process began: its parts cost money until it is aborted."""
-        text = journal.get_fact(_session_fact(pack)) if (pack.size_bytes or 0) > _LEAST_PART_BYTES else None
-        if text is not None:
-            assert pack.key is not None
-            self._objects.abort_upload(pack.key, text)
-            journal.set_fact(_session_fact(pack), None)
+    def _give_up_stale(self, file: HashedFile, pack: PackRecord, *, journal: Journal) -> None:
+        """An upload in parts that an ended process began: its parts cost money until it is aborted. It may have been
+        one of an earlier version, to the key that this file had there.
+        """
+        if (pack.size_bytes or 0) <= _LEAST_PART_BYTES:
+            return
+        for key in {pack.key, first_file_key(self._prefix, file.path, digest=file.digest)}:
+            text = journal.get_fact(_session_fact(key))
+            if text is not None:
+                assert key is not None
+                self._objects.abort_upload(key, text)
+                journal.set_fact(_session_fact(key), None)
 
     def _upload(self, pack: PackRecord, journal: Journal) -> Future[UploadReply]:
         assert pack.key is not None
@@ -251,23 +266,21 @@ class Sender:
                 write_id=Digest.of(pack.key.text.encode()).hex,
                 session=None,
                 on_session=lambda session: journal.set_fact(
-                    _session_fact(pack), session.upload_id if session is not None else None
+                    _session_fact(pack.key), session.upload_id if session is not None else None
                 ),
                 on_part=lambda part: None,
             )
         )
 
 
-def _session_fact(pack: PackRecord) -> str:
-    return f"upload {pack.key}"
+def _session_fact(key: ObjectKey | None) -> str:
+    return f"upload {key}"
 
 
-def _batches(paths: Iterable[SampleId]) -> Iterator[list[SampleId]]:
-    batch: list[SampleId] = []
-    for path in paths:
-        batch.append(path)
-        if len(batch) >= _BATCH_FILES:
-            yield batch
-            batch = []
-    if batch:
+T = TypeVar("T")
+
+
+def _batches(files: Iterable[T]) -> Iterator[list[T]]:
+    left = iter(files)
+    while batch := list(islice(left, _BATCH_FILES)):
         yield batch

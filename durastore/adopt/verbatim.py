@@ -5,11 +5,12 @@ Pure. Must never make a row without evidence that the object's bytes were read b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from durastore.clock import Stamp
 from durastore.errors import NotVerified
-from durastore.formats.keys import file_key
+from durastore.formats.file_keys import FileKeyParts, file_key, parse_file_key
 from durastore.fsio.identity import FileIdentity
 from durastore.model import (
     VERBATIM_SCHEMA,
@@ -46,8 +47,12 @@ class HashedFile:
     """Nobody had it open for writing meanwhile: the kernel said so."""
 
 
-def as_pack(file: HashedFile, prefix: str) -> PackRecord:
-    """The file as a sealed pack: a local file that becomes exactly one object. It is in no journal."""
+def as_pack(file: HashedFile, prefix: str, *, known: Sequence[ObjectKey] = ()) -> PackRecord:
+    """The file as a sealed pack: a local file that becomes exactly one object. It is in no journal.
+
+    `known`: keys that rows or objects have, perhaps in the first layout. The first that is a key of this file with
+    these bytes is taken: what has a name in the bucket is neither kept twice nor missed under that name.
+    """
     return PackRecord(
         pack_id=int(Digest.of(file.path.text.encode()).hex[:15], 16),  # tells files of one batch apart
         name=file.path.text,
@@ -58,7 +63,7 @@ def as_pack(file: HashedFile, prefix: str) -> PackRecord:
         size_bytes=file.identity.size_bytes,
         digest=file.digest,
         crc64nvme=file.crc64nvme,
-        key=file_key(prefix, file.path, digest=file.digest),
+        key=_key_of(file, prefix, known=known),
         identity=file.identity,
         write_id=None,
         etag=None,
@@ -72,6 +77,12 @@ def as_pack(file: HashedFile, prefix: str) -> PackRecord:
         reason=None,
         sample_count=1,
     )
+
+
+def _key_of(file: HashedFile, prefix: str, *, known: Sequence[ObjectKey]) -> ObjectKey:
+    parts = FileKeyParts(short_digest=file.digest.short, path=file.path)
+    own = (key for key in known if parse_file_key(prefix, key) == parts)
+    return next(own, None) or file_key(prefix, file.path, digest=file.digest)
 
 
 def as_listed(pack: PackRecord, evidence: Evidence, *, segment: ObjectKey, seen_at: Stamp) -> PackRecord:

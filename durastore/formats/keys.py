@@ -1,7 +1,7 @@
 """Object keys: where packs, manifest segments and the marker lie in the bucket.
 
-Duty: `docs/format/keys.md` as code. A key carries 16 hex digits of the digest of its bytes (INV-4) and never a sample
-id. Must never accept a key it would not itself have made.
+Duty: `docs/format/keys.md` as code; files that are kept as they were have `file_keys`. A key carries 16 hex digits of
+the digest of its bytes (INV-4) and never a sample id. Must never accept a key it would not itself have made.
 """
 
 from __future__ import annotations
@@ -9,21 +9,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from durastore.errors import InvalidInput, InvalidSampleId
-from durastore.model import Digest, ObjectKey, PackKind, SampleId, WriterId
+from durastore.errors import InvalidInput
+from durastore.model import Digest, ObjectKey, PackKind, WriterId
 
 __all__ = [
     "MAX_SEQ",
-    "FileKeyParts",
     "PackKeyParts",
     "SegmentKeyParts",
-    "file_key",
+    "carries_pack",
     "file_listing_prefix",
     "held_listing_prefixes",
     "marker_key",
     "pack_key",
     "pack_listing_prefix",
-    "parse_file_key",
     "parse_pack_key",
     "parse_segment_key",
     "segment_key",
@@ -33,7 +31,7 @@ __all__ = [
 MAX_SEQ = 10**12 - 1
 
 _PACK = re.compile(r"packs/([0-9a-f]{16})/([0-9]{12})-([0-9a-f]{16})\.(tar|safetensors)")
-_FILE = re.compile(r"files/([0-9a-f]{16})/(.+)", re.DOTALL)
+_PACK_ANYWHERE = re.compile(rf"(?:.+/)?{_PACK.pattern}", re.DOTALL)
 _SEGMENT = re.compile(r"manifest/([0-9a-f]{16})/([0-9]{12})-([0-9a-f]{16})\.parquet")
 
 
@@ -72,6 +70,12 @@ def parse_pack_key(prefix: str, key: ObjectKey) -> PackKeyParts | None:
     return PackKeyParts(writer=WriterId(writer), seq=int(seq), short_digest=digest, kind=PackKind(kind))
 
 
+def carries_pack(key: ObjectKey, *, digest: Digest) -> bool:
+    """Whether the key, below whatever prefix, is that of a pack with these bytes."""
+    found = _PACK_ANYWHERE.fullmatch(key.text)
+    return found is not None and found[3] == digest.short
+
+
 def segment_key(prefix: str, writer: WriterId, *, seq: int, digest: Digest) -> ObjectKey:
     """`<prefix>/manifest/<writer>/<12-digit seq>-<16 hex>.parquet`."""
     return ObjectKey(f"{segment_listing_prefix(prefix, writer)}{_seq(seq)}-{digest.short}.parquet")
@@ -84,32 +88,6 @@ def parse_segment_key(prefix: str, key: ObjectKey) -> SegmentKeyParts | None:
         return None
     writer, seq, digest = found.groups()
     return SegmentKeyParts(writer=WriterId(writer), seq=int(seq), short_digest=digest)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class FileKeyParts:
-    """What the key of a file that is kept as it was says."""
-
-    short_digest: str
-    """First 16 hex digits of the XXH3-128 of the object's bytes."""
-    path: SampleId
-    """Relative path of the file, which is also the id of its row."""
-
-
-def file_key(prefix: str, path: SampleId, *, digest: Digest) -> ObjectKey:
-    """`<prefix>/files/<16 hex>/<relative path>`. `InvalidInput` where that is longer than a key may be."""
-    return ObjectKey(f"{file_listing_prefix(prefix)}{digest.short}/{path.text}")
-
-
-def parse_file_key(prefix: str, key: ObjectKey) -> FileKeyParts | None:
-    """Exact inverse of `file_key` below `prefix`; None for every other key."""
-    found = _FILE.fullmatch(_below(prefix, key))
-    if not found:
-        return None
-    try:
-        return FileKeyParts(short_digest=found[1], path=SampleId(found[2]))
-    except InvalidSampleId:
-        return None
 
 
 def file_listing_prefix(prefix: str) -> str:

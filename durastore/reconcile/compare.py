@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow.compute
 
-from durastore.formats.keys import file_listing_prefix, pack_listing_prefix
+from durastore.formats.file_keys import file_key_pattern
+from durastore.formats.keys import pack_listing_prefix
 from durastore.reconcile.bucket import ManifestFacts
 from durastore.reconcile.columns import NONE, KeyTable, Mask, positions
 from durastore.reconcile.local import Texts
@@ -64,7 +65,7 @@ def compare_bucket(listed: KeyTable, manifest: ManifestFacts, *, prefix: str, he
     is_known = unnamed & _is_among(listed.keys, manifest.dead, also=held)
     strangers = unnamed & ~is_known
     is_pack = strangers & _matches(listed.keys, _pack_pattern(prefix))
-    is_file = strangers & _matches(listed.keys, _file_pattern(prefix))
+    is_file = strangers & _matches(listed.keys, file_key_pattern(prefix))
     return BucketComparison(
         listed=listed,
         agreeing=int(is_agreeing.sum()),
@@ -93,7 +94,3 @@ def _matches(keys: Texts, pattern: str) -> Mask:
 def _pack_pattern(prefix: str) -> str:
     lead = re.escape(pack_listing_prefix(prefix))
     return rf"\A{lead}[0-9a-f]{{16}}/[0-9]{{12}}-[0-9a-f]{{16}}\.(?:tar|safetensors)\z"
-
-
-def _file_pattern(prefix: str) -> str:
-    return rf"(?s)\A{re.escape(file_listing_prefix(prefix))}[0-9a-f]{{16}}/.+\z"

@@ -109,7 +109,8 @@ class FolderPlan:
     """What does not agree, and what `--apply` would do. Carried out once, by `folder_apply`."""
 
     findings: tuple[FindingSet, ...]
-    uploads: tuple[str, ...] = ()
+    uploads: Mapping[str, tuple[ObjectKey, ...]] = field(default_factory=dict)
+    """Path of each file to be sent, and the key of the row whose object is gone, if there is one."""
     quarantine: Mapping[str, str] = field(default_factory=dict)
     orphan_packs: KeyTable | None = None
     orphan_files: KeyTable | None = None
@@ -137,7 +138,10 @@ def plan_folder(facts: FolderFacts) -> FolderPlan:
     gone = _gone_rows(facts)
     lost_here = facts.split.agreeing & _of_gone(facts, gone)
     is_sent = facts.split.only_local | facts.split.divergent | lost_here
-    uploads = [path for path in names_of(chosen(facts.local.paths, is_sent)) if path not in stopped]
+    known = _keys_of(facts, lost_here)
+    uploads = {
+        path: known.get(path, ()) for path in names_of(chosen(facts.local.paths, is_sent)) if path not in stopped
+    }
     burial = plan_burial(
         gone,
         facts.manifest,
@@ -159,7 +163,7 @@ def plan_folder(facts: FolderFacts) -> FolderPlan:
     kept = facts.split.agreeing & ~lost_here & facts.manifest.is_whole & ~_among(facts, facts.busy)
     return FolderPlan(
         findings=tuple(f for f in findings if f.names),
-        uploads=tuple(uploads),
+        uploads=uploads,
         hashed=facts.hashed,
         quarantine=damaged,
         orphan_packs=facts.bucket.orphan_packs,
@@ -199,6 +203,13 @@ def _of_gone(facts: FolderFacts, gone: frozenset[ObjectKey]) -> Mask:
         at = np.flatnonzero(facts.split.agreeing)
         mask[at] = is_gone[facts.split.rows[at]]
     return mask
+
+
+def _keys_of(facts: FolderFacts, files: Mask) -> dict[str, tuple[ObjectKey, ...]]:
+    """The keys that rows have for these files: sent to another one, the row would stay without its object."""
+    at = np.flatnonzero(files)
+    keys = names_of(chosen(facts.manifest.files.keys, facts.split.rows[at]))
+    return {path: (ObjectKey(key),) for path, key in zip(names_of(chosen(facts.local.paths, at)), keys, strict=True)}
 
 
 def _find_data(
@@ -321,7 +332,7 @@ def _odd(
 def _find_gone(facts: FolderFacts, gone: frozenset[ObjectKey], *, burial: BurialPlan) -> list[FindingSet]:
     """Rows whose object is gone, by what can be done about them here."""
     files = {key for key in gone if key.text.startswith(file_listing_prefix(facts.prefix))}
-    here = set(names_of(chosen(facts.manifest.files.keys, facts.split.rows[_of_gone(facts, gone)])))
+    here = {key.text for keys in _keys_of(facts, _of_gone(facts, gone)).values() for key in keys}
     lacking = FindingSet(
         kind=FindingKind.DANGLING,
         side=Side.MANIFEST,

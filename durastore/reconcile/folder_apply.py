@@ -6,7 +6,7 @@ unlink: `reclaim.foreign` does, one proven file after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -19,14 +19,15 @@ from durastore.adopt.stopping import StopWatch
 from durastore.adopt.verbatim import as_listed, as_pack
 from durastore.clock import least_age_s
 from durastore.errors import DiskFailed, IntegrityError, NotVerified, ObjectAbsent, SpoolUnreadable
+from durastore.formats.file_keys import parse_file_key
 from durastore.manifest.marker_store import ensure_marker
-from durastore.model import Digest, SampleId
+from durastore.model import Digest, ObjectKey, SampleId
 from durastore.objectstore.port import ObjectReader
 from durastore.observe.events import LOGGER
 from durastore.reclaim.foreign import ForeignReclaimer, restore_moved
 from durastore.reconcile.applied import Applied
 from durastore.reconcile.burying import TOO_MANY
-from durastore.reconcile.columns import NONE, positions
+from durastore.reconcile.columns import NONE, names_of, positions
 from durastore.reconcile.folder import FolderPlan
 from durastore.reconcile.folder_look import STORE_ID
 from durastore.reconcile.hashing import look_into
@@ -56,7 +57,9 @@ def execute_folder(session: Session, place: FolderPlace, *, plan: FolderPlan, re
     place.spool.journal.set_fact(STORE_ID, store_id)
     publisher = RowPublisher(session.objects, session.prefix, spool=place.spool, check_bucket=verifier.check_bucket)
     _set_aside(place, plan, applied=applied)
-    sent, unleased = _send(session, place, plan=plan, publisher=publisher, applied=applied)
+    sent, unleased = _send(
+        session, place, files=_destined(plan, remote, prefix=session.prefix), publisher=publisher, applied=applied
+    )
     known = [*plan.hashed, *_entries(pack for pack in sent if pack.name not in unleased)]
     save_ledger(place.root.folder, known, writer=place.spool.writer)
     _repair(session, _without(plan, sent), remote=remote, publisher=publisher, applied=applied)
@@ -100,19 +103,35 @@ def _set_aside(place: FolderPlace, plan: FolderPlan, *, applied: Applied) -> Non
 
 
 def _send(
-    session: Session, place: FolderPlace, *, plan: FolderPlan, publisher: RowPublisher, applied: Applied
+    session: Session,
+    place: FolderPlace,
+    *,
+    files: Mapping[SampleId, Sequence[ObjectKey]],
+    publisher: RowPublisher,
+    applied: Applied,
 ) -> tuple[list[PackRecord], set[str]]:
-    session.observer.emit("adopt.begun", files=len(plan.uploads))
+    session.observer.emit("adopt.begun", files=len(files))
     sender = Sender(
         place.folder, session.objects, prefix=session.prefix, uploader=session.open_uploader(), clock=session.clock
     )
-    report = sender.send(
-        map(SampleId, plan.uploads), publisher=publisher, journal=place.spool.journal, observer=session.observer
-    )
+    report = sender.send(files, publisher=publisher, journal=place.spool.journal, observer=session.observer)
     applied.uploaded += len(report.listed)
     applied.uploaded_bytes += report.sent_bytes
     applied.failed |= report.kept
     return report.listed, report.unleased
+
+
+def _destined(plan: FolderPlan, remote: RemoteLook, *, prefix: str) -> dict[SampleId, list[ObjectKey]]:
+    """The files to be sent. One whose bytes may be in an object without a row, as an interrupted run leaves them, goes
+    to that object's key, so that it is not kept twice; whether they are its bytes is seen once it was hashed.
+    """
+    files = {SampleId(path): list(known) for path, known in plan.uploads.items()}
+    orphans = names_of(remote.bucket.orphan_files.keys) if remote.bucket is not None and files else []
+    for key in map(ObjectKey, orphans):
+        parts = parse_file_key(prefix, key)
+        if parts is not None and parts.path in files:
+            files[parts.path].append(key)
+    return files
 
 
 def _without(plan: FolderPlan, sent: Sequence[PackRecord]) -> FolderPlan:
@@ -187,9 +206,10 @@ def _look_at_one(
     try:
         file = hash_local(place.folder, SampleId(path))
         digest = Digest(files.digests[row].as_py().hex())
-        if file.digest != digest or str(files.keys[row]) != str(as_pack(file, session.prefix).key):
+        key = ObjectKey(str(files.keys[row]))
+        pack = as_pack(file, session.prefix, known=[key])
+        if file.digest != digest or pack.key != key:
             return "its bytes are not those that its row names"
-        pack = as_pack(file, session.prefix)
         evidence = read_back(reader, pack, clock=session.clock)
     except (NotVerified, ObjectAbsent, IntegrityError, SpoolUnreadable) as exc:
         return exc.message

@@ -19,7 +19,8 @@ from durastore.adopt.sending import RowPublisher
 from durastore.adopt.verbatim import file_row
 from durastore.clock import Clock
 from durastore.errors import IntegrityError, ObjectAbsent
-from durastore.formats.keys import FileKeyParts, parse_file_key, parse_pack_key
+from durastore.formats.file_keys import FileKeyParts, parse_file_key
+from durastore.formats.keys import parse_pack_key
 from durastore.formats.segment import SegmentContent
 from durastore.model import Digest, ManifestRow, ObjectFacts, ObjectKey, SampleId, Tombstone
 from durastore.objectstore.crc import Crc64Nvme

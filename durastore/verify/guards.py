@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from durastore.clock import Stamp, age_s, least_age_s
 from durastore.errors import NotVerified
+from durastore.formats.file_keys import carries_file
+from durastore.formats.keys import carries_pack
 from durastore.model import Digest, Evidence, EvidenceLevel, PackState
 from durastore.objectstore.port import ObjectStat
 from durastore.spool.records import PackRecord
@@ -32,9 +34,8 @@ def guard_recorded(record: PackRecord) -> tuple[Digest, int]:
         raise NotVerified(f"pack {record.name} is {record.state.value}, not manifested")
     if record.digest is None or record.size_bytes is None or record.key is None or record.identity is None:
         raise NotVerified(f"pack {record.name} has no digest, size, key or identity on record")
-    is_file = f"/{record.key}".endswith(f"/files/{record.digest.short}/{record.name}")
-    carried = record.key.text.rpartition("/")[2].partition("-")[2].partition(".")[0]
-    if not is_file and carried != record.digest.short:
+    is_carried = carries_pack(record.key, digest=record.digest)
+    if not is_carried and not carries_file(record.key, name=record.name, digest=record.digest):
         raise NotVerified(f"pack {record.name}: its key does not carry its digest")
     return record.digest, record.size_bytes
 

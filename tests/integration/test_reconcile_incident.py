@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from durastore.demo.seaweed import SeaweedServer
+from durastore.formats.file_keys import parse_file_key
+from durastore.model import ObjectKey
 from durastore_cli.main import run
 from tests.integration.reconcile_files import cut, fill_with_zeros, make_files
 
@@ -102,7 +104,9 @@ def test_clearing_a_folder_frees_what_is_proven_and_nothing_else(
     held = {}
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/files/"):
         for row in page["Contents"]:
-            held[row["Key"].split("/", 3)[3]] = row["Key"]
+            parts = parse_file_key(prefix, ObjectKey(row["Key"]))
+            assert parts is not None
+            held[parts.path.text] = row["Key"]
     assert held.keys() == contents.keys() - damaged
     for name in sorted(held)[::97]:
         assert client.get_object(Bucket=bucket, Key=held[name])["Body"].read() == contents[name]

@@ -10,6 +10,8 @@ _CONVERSION = "tests/unit/test_adopt_conversion.py"
 _FORMATS = "tests/unit/test_adopt_foreign_formats.py"
 _SAMPLES = "tests/unit/test_adopt_samples.py"
 _FOLDER = "tests/unit/test_adopt_folder.py"
+_KEYS = "tests/unit/test_formats_file_keys.py"
+_FIRST_KEYS = "tests/unit/test_first_file_keys.py"
 
 
 def _guard(name: str, clause: str, test: str, *, file: str, edit: tuple[str, str]) -> Mutant:
@@ -17,6 +19,41 @@ def _guard(name: str, clause: str, test: str, *, file: str, edit: tuple[str, str
 
 
 ADOPT: tuple[Mutant, ...] = (
+    _guard(
+        "file-key-of-a-long-name",
+        "no segment of a key is longer than a file system allows",
+        _KEYS,
+        file="durastore/formats/file_keys.py",
+        edit=(' and len(path.rpartition("/")[2].encode()) <= MAX_BESIDE_BYTES', ""),
+    ),
+    _guard(
+        "file-key-that-reads-two-ways",
+        "each key tells one path and one digest",
+        _KEYS,
+        file="durastore/formats/file_keys.py",
+        edit=("_FIRST.fullmatch(path) is None and len(", "len("),
+    ),
+    _guard(
+        "file-row-key-not-kept",
+        "a file whose object is gone is sent to the key that its row has",
+        _FIRST_KEYS,
+        file="durastore/reconcile/folder.py",
+        edit=("        path: known.get(path, ()) for path", "        path: () for path"),
+    ),
+    _guard(
+        "file-key-of-another-content",
+        "bytes under a key never change (INV-4)",
+        _FIRST_KEYS,
+        file="durastore/adopt/verbatim.py",
+        edit=("(key for key in known if parse_file_key(prefix, key) == parts)", "(key for key in known)"),
+    ),
+    _guard(
+        "file-parts-of-a-first-key-kept",
+        "own stale multiparts are aborted",
+        _FIRST_KEYS,
+        file="durastore/adopt/sending.py",
+        edit=("{pack.key, first_file_key(self._prefix, file.path, digest=file.digest)}", "{pack.key}"),
+    ),
     _guard(
         "adopt-tokens-not-compared",
         "tokens compared where stored",

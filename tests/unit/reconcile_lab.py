@@ -17,6 +17,7 @@ import numpy as np
 from durastore.adopt.place import PRIVATE_NAME
 from durastore.clock import ManualClock
 from durastore.config import StoreOptions
+from durastore.formats.file_keys import parse_file_key
 from durastore.model import ObjectKey
 from durastore.objectstore.location import BucketUrl
 from durastore.objectstore.memory import MemoryStore
@@ -27,7 +28,7 @@ from durastore.reconcile.run import reconcile
 from durastore.reconcile.session import ReconcileRequest
 from durastore.testing.faulty import FaultyStore
 
-__all__ = ["FolderLab", "by_kind", "npy"]
+__all__ = ["FolderLab", "by_kind", "npy", "path_of"]
 
 PREFIX = "lab/set"
 
@@ -39,6 +40,13 @@ def npy(number: int, *, rows: int = 40) -> bytes:
     target = BytesIO()
     np.save(target, np.random.default_rng(number).standard_normal(rows))
     return target.getvalue()
+
+
+def path_of(key: str) -> str:
+    """The path of the file whose object this is."""
+    parts = parse_file_key(PREFIX, ObjectKey(key))
+    assert parts is not None
+    return parts.path.text
 
 
 def by_kind(findings: tuple[FindingSet, ...]) -> dict[tuple[str, str], set[str]]:
@@ -104,8 +112,7 @@ class FolderLab:
         """Path -> contents that the bucket really holds."""
         found: dict[str, set[bytes]] = {}
         for key in self.keys():
-            path = key.removeprefix(f"{PREFIX}/files/").partition("/")[2]
-            found.setdefault(path, set()).add(self.memory.fetch(ObjectKey(key)))
+            found.setdefault(path_of(key), set()).add(self.memory.fetch(ObjectKey(key)))
         return found
 
     def aside(self) -> set[bytes]:

@@ -11,7 +11,7 @@ import torch
 
 from durastore.adopt.place import PRIVATE_NAME
 from durastore.errors import RootMismatch
-from durastore.formats.keys import file_key
+from durastore.formats.file_keys import file_key
 from durastore.model import Digest, ObjectKey, SampleId
 from durastore.objectstore.crc import crc64nvme_b64
 from durastore.objectstore.location import BucketUrl

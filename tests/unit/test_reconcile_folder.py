@@ -24,7 +24,8 @@ from durastore.errors import (
     SpoolLocked,
     StoreMissing,
 )
-from durastore.formats.keys import file_key, marker_key
+from durastore.formats.file_keys import file_key
+from durastore.formats.keys import marker_key
 from durastore.formats.spool_root import ROOT_MARKER_NAME
 from durastore.fsio import lease
 from durastore.fsio.folder import Folder
@@ -42,7 +43,7 @@ from durastore.reconcile.folder import plan_folder
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool
 from durastore.testing.faulty import Fault, FaultRule, FaultyStore
-from tests.unit.reconcile_lab import PREFIX, FolderLab, by_kind, npy
+from tests.unit.reconcile_lab import PREFIX, FolderLab, by_kind, npy, path_of
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_an_object_that_is_forgotten_while_it_settles_keeps_its_file(tmp_path: P
         assert lab.clear(settle_s=60.0).exit_code == 13
     except NotVerified:
         pass  # the canary happened to be this one: the whole batch stays
-    path = lost.text.partition("/files/")[2].partition("/")[2]
+    path = path_of(lost.text)
     assert lab.files()[path] == files[path]
 
 
@@ -333,7 +334,7 @@ def test_a_lost_object_without_a_file_is_named_until_the_file_is_back(lab: Folde
         assert (report.exit_code, report.adds_up) == (12, True)
         counts = {each.what: each.count for each in report.counts}
         assert (counts["manifest objects"], counts["bucket objects"]) == (5, 4)
-    path = gone.partition("/files/")[2].partition("/")[2]
+    path = path_of(gone)
     lab.write(path, files[path])  # the next extraction makes it again, byte for byte
     done = lab.apply()
     assert done.applied is not None

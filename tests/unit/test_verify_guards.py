@@ -20,7 +20,7 @@ from durastore.verify.guards import (
     guard_server_clock,
     guard_settled,
 )
-from tests.unit.verify_lab import CRC, DATA, KEY, evidence, policy, probe_result, record
+from tests.unit.verify_lab import CRC, DATA, DIGEST, KEY, evidence, policy, probe_result, record
 
 POLICY = policy()
 
@@ -42,6 +42,12 @@ def test_every_guard_lets_a_good_pack_pass() -> None:
     guard_server_clock(good, stat(server_time_s=1_601.0), evidence=proof, now=clock.stamp())
 
 
+@pytest.mark.parametrize("key", ["p/files/rows/{}-a.pt", "p/files/{}/rows/a.pt"])
+def test_a_file_passes_under_either_of_its_keys(key: str) -> None:
+    good = record(ManualClock(), name="rows/a.pt", key=ObjectKey(key.format(DIGEST.short)))
+    assert guard_recorded(good) == (good.digest, len(DATA))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -53,6 +59,10 @@ def test_every_guard_lets_a_good_pack_pass() -> None:
         {"key": None},
         {"identity": None},
         {"key": ObjectKey("p/packs/00112233445566aa/000000000001-0000000000000000.tar")},
+        {"key": ObjectKey(f"p/packs/00112233445566aa/000000000001-{DIGEST.short}.zip")},
+        {"key": ObjectKey(f"p/files/rows/{DIGEST.short}-b.pt"), "name": "rows/a.pt"},
+        {"key": ObjectKey(f"p/files/rows/{'0' * 16}-a.pt"), "name": "rows/a.pt"},
+        {"key": ObjectKey(f"p/files/{'0' * 16}/rows/{DIGEST.short}-a.pt"), "name": "rows/a.pt"},
         {"digest": Digest("0" * 32)},
     ],
 )
