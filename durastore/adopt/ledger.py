@@ -7,7 +7,12 @@ the very inode with the very size and times it was made of; a damaged list count
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
 
 from durastore.errors import SpoolUnreadable
 from durastore.fsio.folder import Folder
@@ -20,6 +25,7 @@ __all__ = ["LAST_SEGMENT", "HashedEntry", "Ledger", "load_ledger", "save_ledger"
 LAST_SEGMENT = "last_segment"
 """The fact that names the newest segment this folder saw published."""
 
+_compute: Any = pyarrow.compute
 _MAX_BYTES = 8 << 30
 _HEX_DIGITS = 32
 """Of a digest; with them each line begins, as the digest in the list's name says."""
@@ -36,10 +42,10 @@ class HashedEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Equally many marks and digests (hex). A mark: path, inode, size, both times, with NUL between."""
+    """Equally many marks and digests (hex), as columns of texts. A mark: path, inode, size, both times, NUL between."""
 
-    marks: list[bytes]
-    digests: list[bytes]
+    marks: pa.Array[Any] = field(default_factory=lambda: pa.array([], pa.large_string()))
+    digests: pa.Array[Any] = field(default_factory=lambda: pa.array([], pa.large_string()))
 
 
 def save_ledger(folder: Folder, entries: Iterable[HashedEntry], *, writer: WriterId) -> None:
@@ -59,8 +65,7 @@ def save_ledger(folder: Folder, entries: Iterable[HashedEntry], *, writer: Write
 
 def load_ledger(folder: Folder) -> Ledger:
     """All that is on record. A list whose bytes do not match its name is left out. OSError passes."""
-    marks: list[bytes] = []
-    digests: list[bytes] = []
+    lists = [Ledger()]
     for name in folder.names():
         if not (name.startswith("hashed-") and name.endswith(".log")):
             continue
@@ -70,7 +75,19 @@ def load_ledger(folder: Folder) -> Ledger:
             continue
         if not name.endswith(f"-{Digest.of(data).short}.log"):
             continue
-        lines = data.split(b"\n")[:-1]
-        digests += [line[:_HEX_DIGITS] for line in lines]
-        marks += [line[_HEX_DIGITS + 1 :] for line in lines]
-    return Ledger(marks=marks, digests=digests)
+        lists.append(_parse_lines(data))
+    return Ledger(
+        marks=pa.concat_arrays([each.marks for each in lists]),
+        digests=pa.concat_arrays([each.digests for each in lists]),
+    )
+
+
+def _parse_lines(data: bytes) -> Ledger:
+    """The lines of a list, cut in two where the digest ends. No object is made of a line."""
+    ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n")) + 1
+    offsets: Any = np.concatenate([np.zeros(1, dtype=np.int64), ends])
+    lines: Any = pa.Array.from_buffers(pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    return Ledger(
+        marks=_compute.binary_slice(lines, _HEX_DIGITS + 1, -1).cast(pa.large_string()),
+        digests=_compute.binary_slice(lines, 0, _HEX_DIGITS).cast(pa.large_string()),
+    )

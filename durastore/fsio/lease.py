@@ -77,16 +77,26 @@ def has_writer(fd: int) -> bool:
 def writers_among(folder: Folder, names: Iterable[str]) -> list[str]:
     """Those files right in a held folder that somebody has open or mapped for writing. One that cannot be opened, or
     is a link by now, is not among them.
+
+    Four calls a file, and nothing beside them: of a look at a large folder this is the dearest part. Each lease ends
+    with the descriptor that it is on, which nobody else has.
     """
+    if _SETLEASE is None:
+        return []
+    opened, asked, closed, flags, at = os.open, fcntl.fcntl, os.close, _READ_FLAGS, folder.fd
+    set_lease, urgent, read = _SETLEASE, int(signal.SIGURG), fcntl.F_RDLCK
     found = []
     for name in names:
         try:
-            fd = os.open(name, _READ_FLAGS, dir_fd=folder.fd)
+            fd = opened(name, flags, dir_fd=at)
         except OSError:
             continue
         try:
-            if has_writer(fd):
+            asked(fd, _SETSIG, urgent)
+            asked(fd, set_lease, read)
+        except OSError as exc:
+            if exc.errno == _WRITER_ERRNO:
                 found.append(name)
         finally:
-            os.close(fd)
+            closed(fd)
     return found

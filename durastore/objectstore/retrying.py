@@ -23,6 +23,7 @@ from durastore.errors import (
 )
 from durastore.model import ObjectKey
 from durastore.objectstore.columns import ColumnLister, ColumnPage, column_page
+from durastore.objectstore.folders import FolderLister, FolderPage
 from durastore.objectstore.listing import Listing, pages_of
 from durastore.objectstore.port import (
     Body,
@@ -226,6 +227,11 @@ class RetryingStore:
             except StopIteration:
                 return
             yield columns
+
+    def list_folder(self, prefix: str) -> FolderPage | None:
+        """See `objectstore.folders`."""
+        store = self._store
+        return _call(lambda: store.list_folder(prefix), self._attempts()) if isinstance(store, FolderLister) else None
 
     def put(
         self, key: ObjectKey, body: Body, *, crc64nvme: str | None, metadata: Mapping[str, str], if_absent: bool = False

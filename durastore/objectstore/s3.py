@@ -15,11 +15,12 @@ from durastore.errors import AmbiguousWrite, RequestRefused, UnknownAnswer
 from durastore.model import ObjectKey
 from durastore.objectstore.classify import classify
 from durastore.objectstore.columns import ColumnListing
+from durastore.objectstore.folders import FolderPage
 from durastore.objectstore.listing import Listing
 from durastore.objectstore.location import S3Options
 from durastore.objectstore.port import Body, ObjectReader, ObjectStat, OpenUpload, PartReply, WriteReply
 from durastore.objectstore.s3_client import Connector
-from durastore.objectstore.s3_list import open_columns, open_listing
+from durastore.objectstore.s3_list import fetch_folder, open_columns, open_listing
 from durastore.objectstore.s3_read import S3Reader, server_time_of
 
 __all__ = ["S3Store"]
@@ -84,6 +85,10 @@ class S3Store:
     def list_columns(self, prefix: str) -> ColumnListing:
         """See `objectstore.columns`."""
         return open_columns(self._reader, self._bucket, prefix=prefix)
+
+    def list_folder(self, prefix: str) -> FolderPage:
+        """See `objectstore.folders`."""
+        return fetch_folder(self._reader, self._bucket, prefix=prefix)
 
     def put(
         self, key: ObjectKey, body: Body, *, crc64nvme: str | None, metadata: Mapping[str, str], if_absent: bool = False

@@ -29,9 +29,12 @@ _KEPT_CLIENTS = 8
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Session:
-    """A boto3 session, its credentials' source, and the CA bundle it resolved (option, environment, profile)."""
+    """A session of botocore's, its credentials' source, and the CA bundle it resolved (option, environment, profile).
 
-    boto: Any
+    boto3's own would make the same client, and import its transfers and its documentation for it.
+    """
+
+    core: Any
     credentials: Any
     ca_bundle: str | None
 
@@ -106,21 +109,21 @@ class Connector:
         return "." in self.bucket or not host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
     def _open_session(self) -> _Session:
-        import boto3
         import botocore.exceptions
         import botocore.session
 
         try:
             core = botocore.session.Session(profile=self.options.profile)
             core.register_component("data_loader", shared_loader(core.get_config_variable("data_path")))
-            session = boto3.Session(botocore_session=core, region_name=self.options.region)
-            credentials = session.get_credentials()
+            if self.options.region is not None:
+                core.set_config_variable("region", self.options.region)  # providers of credentials ask for it as well
+            credentials = core.get_credentials()
         except botocore.exceptions.BotoCoreError as exc:
             raise classify(exc, write=False, what="opening a session") from exc
         if credentials is None:
             raise CredentialsRefused("no AWS credentials found", hint="set them up for the standard AWS chain")
         authority = self.options.ca_bundle or core.get_config_variable("ca_bundle")
-        return _Session(boto=session, credentials=credentials, ca_bundle=authority)
+        return _Session(core=core, credentials=credentials, ca_bundle=authority)
 
     def _open_client(self, session: _Session, style: str) -> Any:
         import botocore.config
@@ -138,8 +141,11 @@ class Connector:
             user_agent_extra="durastore",
         )
         try:
-            client = session.boto.client(
-                "s3", endpoint_url=options.endpoint_url, config=config, verify=options.ca_bundle
+            client = session.core.create_client(
+                "s3",
+                endpoint_url=options.endpoint_url,
+                config=config,
+                verify=options.ca_bundle,
             )
         except (botocore.exceptions.BotoCoreError, ValueError) as exc:
             raise classify(exc, write=False, what="opening a client") from exc

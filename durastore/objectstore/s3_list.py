@@ -16,12 +16,13 @@ from xml.etree import ElementTree as ET
 from durastore.errors import InventoryIncomplete, UnknownAnswer
 from durastore.objectstore.classify import classify
 from durastore.objectstore.columns import ColumnListing, ColumnPage
+from durastore.objectstore.folders import FolderPage
 from durastore.objectstore.listing import Listing, RawPage, listed_key
 from durastore.objectstore.port import ObjectStat
 from durastore.objectstore.s3_client import PAGE_BODY
 from durastore.objectstore.s3_read import S3Reader, is_archived
 
-__all__ = ["open_columns", "open_listing", "parse_columns", "parse_page"]
+__all__ = ["fetch_folder", "open_columns", "open_listing", "parse_columns", "parse_folder", "parse_page"]
 
 
 def open_listing(reader: S3Reader, bucket: str, *, prefix: str, start_after: str | None) -> Listing:
@@ -42,12 +43,22 @@ def open_columns(reader: S3Reader, bucket: str, *, prefix: str) -> ColumnListing
     return ColumnListing(fetch_page, prefix=prefix)
 
 
+def fetch_folder(reader: S3Reader, bucket: str, *, prefix: str) -> FolderPage:
+    """The first page of what is right below `prefix`; more than one page has a token. One request."""
+    return parse_folder(_ask(reader, bucket, prefix=prefix, arguments={"Delimiter": "/"}), prefix)
+
+
 def _fetch_body(reader: S3Reader, bucket: str, *, prefix: str, token: str | None, start_after: str | None) -> bytes:
-    arguments: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "EncodingType": "url"}
+    arguments: dict[str, Any] = {}
     if token is not None:
         arguments["ContinuationToken"] = token
     elif start_after is not None:
         arguments["StartAfter"] = start_after
+    return _ask(reader, bucket, prefix=prefix, arguments=arguments)
+
+
+def _ask(reader: S3Reader, bucket: str, *, prefix: str, arguments: dict[str, Any]) -> bytes:
+    arguments = {"Bucket": bucket, "Prefix": prefix, "EncodingType": "url", **arguments}
     try:
         answer = reader.client().list_objects_v2(**arguments)
     except Exception as exc:
@@ -97,6 +108,18 @@ def parse_columns(body: bytes, prefix: str) -> ColumnPage:
         return _column_page(keys, list(map(_size, sizes)), is_encoded=_is_encoded(root, space), token=token)
     except ValueError as exc:
         raise UnknownAnswer(f"list {prefix!r}: an entry lacks its key or size") from exc
+
+
+def parse_folder(body: bytes, prefix: str) -> FolderPage:
+    """Folders and objects in the body of an answer to a delimiter. Raises as `parse_page`."""
+    root, space, _ = _parse_frame(body, prefix)
+    is_encoded = _is_encoded(root, space)
+    folders = [each.findtext(f"{space}Prefix") or "" for each in root.iterfind(f"{space}CommonPrefixes")]
+    try:
+        folders = [unquote_plus(name, errors="strict") if is_encoded else name for name in folders]
+    except ValueError as exc:
+        raise UnknownAnswer(f"list {prefix!r}: a folder's name is no text") from exc
+    return FolderPage(folders=tuple(folders), page=parse_columns(body, prefix))
 
 
 def _column_page(keys: list[str], sizes: list[int], *, is_encoded: bool, token: str | None) -> ColumnPage:

@@ -7,6 +7,7 @@ Must never hand out a part of a listing (INV-6).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from durastore.manifest.snapshot import ManifestListing, SegmentGap, fetch_listi
 from durastore.manifest.view import ResolvedView, fetch_partial_view
 from durastore.model import ObjectKey
 from durastore.objectstore.columns import list_columns
+from durastore.objectstore.folders import list_folder
 from durastore.objectstore.port import ObjectLister, ObjectReader, ObjectStore
 from durastore.reconcile.columns import NONE, KeyTable, Mask, Rows, TextBuilder, chosen, hashes_of
 from durastore.reconcile.local import Texts, texts
@@ -28,6 +30,10 @@ __all__ = ["FileRows", "ManifestFacts", "load_keys", "load_manifest"]
 
 _compute: Any = pyarrow.compute
 _COLUMNS = ("kind", "sample_id", "key", "offset", "object_size", "object_digest", "reason")
+_MANY_KEYS = 4_000
+_FOLDER_KEYS = 500
+"""A folder should have that many on average: each costs a request of its own."""
+_LISTINGS = 4
 _AT_ONCE = 1  # a segment of 50,000 rows takes some 30 MB while it is parsed
 
 
@@ -78,8 +84,28 @@ class ManifestFacts:
         return fetch_partial_view(reader, self.listing)[0]
 
 
-def load_keys(store: ObjectLister, prefix: str) -> KeyTable:
-    """Everything listed below `prefix`, or the error of the listing. Safe to repeat."""
+def load_keys(store: ObjectLister, prefix: str, *, expected: int = 0) -> KeyTable:
+    """Everything listed below `prefix`, or the error of the listing. Safe to repeat.
+
+    `expected`: about how many keys that will be. Of many, the folders right below are listed beside each other, where
+    they are few and the store names them: a listing is one request after the other, each waiting for the server.
+    """
+    below = list_folder(store, prefix) if expected >= _MANY_KEYS else None
+    if below is None or not 1 < len(below.folders) <= expected // _FOLDER_KEYS:
+        return _load_row(store, prefix)
+    own = KeyTable(keys=texts(below.page.keys), sizes=np.array(below.page.sizes, dtype=np.int64))
+    with ThreadPoolExecutor(_LISTINGS, "durastore-keys") as pool:
+        futures = [pool.submit(_load_row, store, folder) for folder in below.folders]
+        try:
+            tables = [own, *(future.result() for future in futures)]
+        finally:  # where one of them fails there is no listing: the others need not be finished
+            for future in futures:
+                future.cancel()
+    keys = pa.concat_arrays([table.keys for table in tables])
+    return KeyTable(keys=keys, sizes=np.concatenate([table.sizes for table in tables]))
+
+
+def _load_row(store: ObjectLister, prefix: str) -> KeyTable:
     keys = TextBuilder()
     sizes = [np.empty(0, dtype=np.int64)]
     for page in list_columns(store, prefix):

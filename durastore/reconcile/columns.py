@@ -36,6 +36,7 @@ __all__ = [
 _compute: Any = pyarrow.compute  # its stubs know neither large strings nor what its functions return
 
 _CHUNK = 50_000
+_HEX_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 _LARGE = 200_000
 
 NONE = -1
@@ -144,9 +145,15 @@ def hashes_of(names: Texts) -> NDArray[np.uint64]:
 
 def hex_of(digests: Texts) -> Texts:
     """16-byte digests as 32 hex digits each."""
-    values: Any = digests.to_pylist()
-    text = b"".join(values).hex()
-    return pa.array([text[at : at + 32] for at in range(0, len(text), 32)], pa.large_string())
+    held: Any = digests
+    values = np.frombuffer(b"".join(held.to_pylist()), dtype=np.uint8)
+    text = np.empty((len(values), 2), dtype=np.uint8)
+    text[:, 0], text[:, 1] = _HEX_DIGITS[values >> 4], _HEX_DIGITS[values & 15]
+    ends: Any = np.arange(len(held) + 1, dtype=np.int64) * 32
+    found: Texts = pa.Array.from_buffers(
+        pa.large_string(), len(held), [None, pa.py_buffer(ends), pa.py_buffer(text.tobytes())]
+    )
+    return found
 
 
 def names_of(names: Texts) -> list[str]:

@@ -6,7 +6,7 @@ one that asks second would be told that its own are in the bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,6 @@ from durastore.reconcile.columns import (
     NONE,
     Mask,
     Rows,
-    TextBuilder,
     chosen,
     hex_of,
     joined,
@@ -74,12 +73,12 @@ def compare_contents(
     ledger, rule = known
     by_size = split_local(local, files, is_data=is_data)
     at = np.flatnonzero(by_size.agreeing)
-    digests = _recorded(local, ledger, at=at) if not rule.is_deep else [""] * len(at)
+    digests = _recorded(local, ledger, at=at) if not rule.is_deep else pa.array([""] * len(at), pa.large_string())
     result = Contents(split=by_size, unhashed=np.zeros(len(local.paths), dtype=np.bool_))
     if rule.is_deep or rule.is_complete:
-        _hash_rest(folder, names_of(chosen(local.paths, at)), digests=digests, rule=rule, result=result)
-    result.unhashed[at[np.array([not digest for digest in digests], dtype=np.bool_)]] = True
-    result.split = _with_digests(by_size, local, files=files, at=at, digests=pa.array(digests, pa.large_string()))
+        digests = _hash_rest(folder, chosen(local.paths, at), digests=digests, rule=rule, result=result)
+    result.unhashed[at[_is_empty(digests)]] = True
+    result.split = _with_digests(by_size, local, files=files, at=at, digests=digests)
     result.split.divergent[result.unhashed] = False  # another content, or not: nobody looked
     result.busy |= _written(folder, local, at=np.flatnonzero(result.split.agreeing))
     return result
@@ -115,25 +114,32 @@ def _written(folder: Folder, local: LocalInventory, *, at: Rows) -> set[str]:
     return found
 
 
-def _recorded(local: LocalInventory, ledger: Ledger, *, at: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[str]:
+def _is_empty(names: Texts) -> Mask:
+    mask: Mask = _compute.equal(_compute.binary_length(names), 0).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _recorded(local: LocalInventory, ledger: Ledger, *, at: Rows) -> Texts:
     """The digest on record of each file at these positions; empty where it changed since, or never was hashed."""
-    builder = TextBuilder()
-    builder.add(ledger.marks)
     identities = local.identities[at]
     marks: Texts = joined(
         [chosen(local.paths, at), identities[:, 0], local.sizes[at], identities[:, 1], identities[:, 2]]
     )
-    found = positions(marks, builder.finish())
-    return [ledger.digests[row].decode() if row != NONE else "" for row in found.tolist()]
+    found = positions(marks, ledger.marks)
+    rows: Any = pa.array(found, mask=found == NONE)
+    digests: Texts = _compute.fill_null(ledger.digests.take(rows), "")
+    return digests
 
 
-def _hash_rest(
-    folder: Folder, paths: Sequence[str], *, digests: list[str], rule: HashingRule, result: Contents
-) -> None:
-    missing = [number for number, digest in enumerate(digests) if not digest]
-    hashing = hash_files(folder, [paths[number] for number in missing], limit=rule.limit, is_leased=True)
+def _hash_rest(folder: Folder, paths: Texts, *, digests: Texts, rule: HashingRule, result: Contents) -> Texts:
+    """The digests, with those that were missing."""
+    missing = np.flatnonzero(_is_empty(digests))
+    if not len(missing):
+        return digests
+    found = names_of(digests)
+    hashing = hash_files(folder, names_of(chosen(paths, missing)), limit=rule.limit, is_leased=True)
     with closing(hashing) as looks:
-        for number, look in zip(missing, looks, strict=True):
+        for number, look in zip(missing.tolist(), looks, strict=True):
             rule.heed()
             if look.is_busy:
                 result.busy.add(look.path)
@@ -142,6 +148,7 @@ def _hash_rest(
             elif look.identity is None:
                 result.unreadable[look.path] = "changes while it is read"
             else:
-                digests[number] = look.digest.hex()
+                found[number] = look.digest.hex()
                 entry = HashedEntry(path=look.path, identity=look.identity, digest=Digest(look.digest.hex()))
                 result.hashed.append(entry)
+    return pa.array(found, pa.large_string())

@@ -128,7 +128,7 @@ def _compared(
         OddEntry(path=path.encode(), what=why, size_bytes=int(local.sizes[at])) for at, (path, why) in faults.items()
     )
     is_data[list(faults)] = False
-    ledger = _load_ledger(folder) if private is not None else Ledger(marks=[], digests=[])
+    ledger = _load_ledger(folder) if private is not None else Ledger()
     contents = compare_contents(folder, local, files=first.manifest.files, is_data=is_data, known=(ledger, rule))
     return _Seen(local=local, is_data=is_data, misnamed=misnamed, contents=contents, private=private)
 

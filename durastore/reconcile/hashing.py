@@ -28,6 +28,8 @@ from durastore.fsio.paths import open_local, open_parent
 __all__ = ["FileLook", "RateLimit", "find_written", "hash_files", "look_into"]
 
 _THREADS = 4
+_ASKING = 2
+"""Threads that only ask the kernel: more of them take the interpreter's lock from each other."""
 _BLOCK_BYTES = 4 << 20
 
 
@@ -93,7 +95,7 @@ def find_written(folder: Folder, paths: Iterable[str]) -> frozenset[str]:
     A directory is opened once for all that lies next to each other in `paths`.
     """
     groups = [(lead, list(group)) for lead, group in groupby(paths, _lead_of)]
-    with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="durastore-lease") as pool:
+    with ThreadPoolExecutor(max_workers=_ASKING, thread_name_prefix="durastore-lease") as pool:
         return frozenset(path for found in pool.map(partial(_written, folder), groups) for path in found)
 
 

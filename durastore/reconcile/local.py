@@ -29,7 +29,8 @@ from durastore.migrate.scan import PRIVATE_NAME as MIGRATE_NAME
 
 __all__ = ["LocalInventory", "OddEntry", "Texts", "case_collisions", "is_empty_folder", "load_local", "texts"]
 
-_THREADS = 4
+_THREADS = 2
+"""The kernel answers quickly; more threads spend more on taking the interpreter's lock from each other."""
 _OF_FILE_SYSTEM = b"lost+found/"
 
 Texts: TypeAlias = "pa.Array[Any]"

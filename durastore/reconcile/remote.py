@@ -6,7 +6,7 @@ the listing lacks, one by one. What cannot be had whole is said, and is None (IN
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -95,7 +95,7 @@ def look_at_bucket(
     """
     first = first if first is not None else look_at_manifest(store, prefix, known=known, clock=clock)
     manifest, fault = first.manifest, first.fault
-    listed, fault = _list_objects(store, prefix) if fault is None else (None, fault)
+    listed, fault = _list_objects(store, prefix, manifest=manifest) if fault is None else (None, fault)
     if listed is None:
         return RemoteLook(store_id=first.store_id, manifest=manifest, bucket=None, fault=fault, missing=MissingKeys())
     bucket = compare_bucket(listed, manifest, prefix=prefix, held=_held(known, manifest))
@@ -138,11 +138,12 @@ def _held(known: KnownKeys, manifest: ManifestFacts) -> Texts:
     return pa.concat_arrays([known.packs, texts(past)])
 
 
-def _list_objects(store: ObjectStore, prefix: str) -> tuple[KeyTable | None, str | None]:
+def _list_objects(store: ObjectStore, prefix: str, *, manifest: ManifestFacts) -> tuple[KeyTable | None, str | None]:
     """Packs and files, listed beside each other; None and why where one of them cannot be had whole."""
-    folders: list[Callable[[str], str]] = [pack_listing_prefix, file_listing_prefix]
+    files = len(manifest.files.keys)
+    folders = {pack_listing_prefix(prefix): len(manifest.objects) - files, file_listing_prefix(prefix): files}
     with ThreadPoolExecutor(len(folders), "durastore-list") as pool:
-        futures = [pool.submit(load_keys, store, of(prefix)) for of in folders]
+        futures = [pool.submit(load_keys, store, of, expected=count) for of, count in folders.items()]
         try:
             tables = [future.result() for future in futures]
         except InventoryIncomplete as exc:

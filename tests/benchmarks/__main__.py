@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.benchmarks.adopting import adopting_lines
 from tests.benchmarks.codec import codec_lines
 from tests.benchmarks.extraction import extraction_lines
 from tests.benchmarks.gpu import gpu_lines, why_no_gpu
@@ -49,6 +50,8 @@ def _long_lines(options: argparse.Namespace) -> Iterator[Line]:
         yield from upload_lines(BUILD / "bench-states.pt", turns=5, is_quick=options.quick)
     if options.reconciling:
         yield from reconciling_lines(turns=3 if options.quick else 5, work=BUILD)
+    if options.adopting:
+        yield from adopting_lines(turns=1 if options.quick else 3, work=BUILD)
     if options.migrating:
         yield from migrating_lines(work=BUILD, turns=1 if options.quick else 3)
     if options.memory:
@@ -62,11 +65,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer turns: about three minutes")
     parser.add_argument("--uploads", action="store_true", help="only the uploads")
     parser.add_argument("--reconciling", action="store_true", help="only the inventories: about ten minutes")
+    parser.add_argument("--adopting", action="store_true", help="only adopting files beside rclone copy and check")
     parser.add_argument("--memory", action="store_true", help="peak memory of a long run beside a short one")
     parser.add_argument("--migrating", action="store_true", help="only a verified migrate beside rsync and cp; as root")
     parser.add_argument("--scale", action="store_true", help="a put after five million others")
     options = parser.parse_args()
-    is_alone = options.memory or options.scale or options.uploads or options.reconciling or options.migrating
+    alone = ("memory", "scale", "uploads", "reconciling", "adopting", "migrating")
+    is_alone = any(getattr(options, name) for name in alone)
     lines = []
     for line in _long_lines(options) if is_alone else _lines(7 if options.quick else _TURNS):
         mark = "met" if line.is_met else "MISSED"

@@ -37,7 +37,15 @@ from durastore.testing.strict_s3 import StrictS3
 from tests.benchmarks.pairs import Line
 from tests.benchmarks.peers import install_peers
 
-__all__ = ["inventory_lines", "million_line", "reconciling_lines"]
+__all__ = [
+    "Ended",
+    "durastore_command",
+    "environment_of",
+    "inventory_lines",
+    "million_line",
+    "reconciling_lines",
+    "run_process",
+]
 
 LOGGER = logging.getLogger(__name__)
 _CODE = "from durastore_cli.main import main; main()"
@@ -73,11 +81,17 @@ def run_process(command: Sequence[str], environment: dict[str, str]) -> Ended:
         )
 
 
-def _durastore(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-c", _CODE, "reconcile", *arguments]
+def durastore_command(arguments: Sequence[str]) -> list[str]:
+    """The command line of this copy of durastore."""
+    return [sys.executable, "-c", _CODE, *arguments]
 
 
-def _environment(extra: dict[str, str]) -> dict[str, str]:
+def _reconcile(arguments: Sequence[str]) -> list[str]:
+    return durastore_command(["reconcile", *arguments])
+
+
+def environment_of(extra: dict[str, str]) -> dict[str, str]:
+    """For processes that use this copy of durastore, with `extra` set."""
     root = str(Path(__file__).resolve().parents[2])
     return {**os.environ, **extra, "PYTHONPATH": f"{root}{os.pathsep}{root}/cli"}
 
@@ -106,7 +120,7 @@ def million_line(count: int = 1_000_000) -> tuple[Line, Line]:
         _put_manifest(server, bucket, keys=keys, sizes=sizes)
         SpoolRoot.open(Path(folder) / "root", is_any_filesystem_allowed=True).close()
         where = ["--local", f"{folder}/root", "--bucket", f"s3://{bucket}/{_PREFIX}", "--endpoint-url"]
-        ended = run_process(_durastore([*where, server.endpoint_url, "--json"]), _environment(server.environment()))
+        ended = run_process(_reconcile([*where, server.endpoint_url, "--json"]), environment_of(server.environment()))
     found = json.loads(ended.output)
     differences = {finding["kind"]: finding["count"] for finding in found["findings"]}
     if (differences, found["sums_agree"]) != ({"orphan": 1, "divergent": 1, "dangling": 1}, True):
@@ -189,7 +203,7 @@ def inventory_lines(*, count: int, turns: int, work: Path) -> Iterator[Line]:
         tempfile.TemporaryDirectory(dir=work) as folder,
         SeaweedServer.start(Path(folder) / "server", log=Path(folder) / "log") as server,
     ):
-        environment = _environment(server.environment())
+        environment = environment_of(server.environment())
         data, stage = Path(folder) / "data", Path(folder) / "stage"
         bucket, plain = server.make_bucket(), server.make_bucket()
         rows = _make_files(data, count, stage=stage)
@@ -202,7 +216,7 @@ def inventory_lines(*, count: int, turns: int, work: Path) -> Iterator[Line]:
         os.environ.update(server.environment())
         _put_files_manifest(server, bucket, rows=rows)
         where = ["--local", str(data), "--bucket", f"s3://{bucket}/{_PREFIX}", "--endpoint-url", server.endpoint_url]
-        hashed = run_process(_durastore([*where, "--apply", "--json"]), environment)  # as every folder was, once
+        hashed = run_process(_reconcile([*where, "--apply", "--json"]), environment)  # as every folder was, once
         if hashed.code:
             raise AssertionError(f"reconcile --apply ended with {hashed.code}")
         flat = ["check", str(data), f"{remote}{plain}", "--exclude", "/.durastore/**", "--fast-list"]
@@ -210,7 +224,7 @@ def inventory_lines(*, count: int, turns: int, work: Path) -> Iterator[Line]:
             ("by size", [], ["--size-only"], "<= 0.8", "<= 0.5"),
             ("by content", ["--deep"], [], "<= 1.0", "<= 1.0"),
         ):
-            commands = [_durastore([*where, *ours, "--json"]), [*rclone, *flat, *theirs]]
+            commands = [_reconcile([*where, *ours, "--json"]), [*rclone, *flat, *theirs]]
             mine, others = _in_turns(commands, environment, turns=turns)
             for unit, goal, value in (("s", wall, "wall_s"), ("CPU-s", cpu, "cpu_s")):
                 yield Line(

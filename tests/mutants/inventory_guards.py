@@ -12,12 +12,30 @@ SCRUB = "durastore/reconcile/scrub.py"
 _RESTORE_TESTS = "tests/unit/test_dataset_restore.py"
 _COMPACTION_TESTS = "tests/unit/test_manifest_compaction.py"
 _SCRUB_TESTS = "tests/unit/test_scrub.py"
+_LISTING_TESTS = "tests/faults/test_reconcile_listings.py"
+_WHOLE = "an incomplete inventory yields no plan (INV-6)"
 _CHECKED = "only bytes whose digest matched (INV-7)"
 _KEPT = "nothing is overwritten"
 _SAME = "a compacted manifest is the same dataset"
 _LOOK = "missing only after two looks"
 
 INVENTORY = (
+    Mutant(
+        name="list-folders-of-a-first-page",
+        clause=_WHOLE,
+        file="durastore/objectstore/folders.py",
+        before="    if not whole or not are_folders",
+        after="    if not are_folders",
+        tests=(f"{_LISTING_TESTS}::test_answers_that_are_not_all_folders_and_objects_below",),
+    ),
+    Mutant(
+        name="list-folders-without-what-lies-beside-them",
+        clause=_WHOLE,
+        file="durastore/reconcile/bucket.py",
+        before="tables = [own, *(",
+        after="tables = [*(",
+        tests=(f"{_LISTING_TESTS}::test_folders_are_listed_beside_each_other_and_nothing_is_missed",),
+    ),
     Mutant(
         name="get-trusts-what-a-part-file-holds",
         clause=_CHECKED,
