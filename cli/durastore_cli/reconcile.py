@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def command(
     Exit code 0: everything below DIR is in the bucket and nothing disagrees. Nothing in the bucket is ever deleted, and
     files leave DIR only with --apply --reclaim, each after its own proof.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read by numpy, whose linear algebra has nothing to do here
     from durastore.objectstore.location import BucketUrl
     from durastore.reconcile.run import reconcile
     from durastore.reconcile.session import ReconcileRequest

@@ -137,10 +137,9 @@ def _hash_rest(folder: Folder, paths: Texts, *, digests: Texts, rule: HashingRul
     if not len(missing):
         return digests
     found = names_of(digests)
-    hashing = hash_files(folder, names_of(chosen(paths, missing)), limit=rule.limit, is_leased=True)
+    hashing = hash_files(folder, names_of(chosen(paths, missing)), limit=rule.limit, is_leased=True, heed=rule.heed)
     with closing(hashing) as looks:
         for number, look in zip(missing.tolist(), looks, strict=True):
-            rule.heed()
             if look.is_busy:
                 result.busy.add(look.path)
             elif look.digest is None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
+from typing import TypeAlias
 
 import xxhash
 
@@ -23,7 +24,7 @@ from durastore.errors import SpoolUnreadable
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity, identify
 from durastore.fsio.lease import NotLeased, check_leased, has_writer, leased, writers_among
-from durastore.fsio.paths import open_local, open_parent
+from durastore.fsio.paths import open_parent
 
 __all__ = ["FileLook", "RateLimit", "find_written", "hash_files", "look_into"]
 
@@ -31,6 +32,7 @@ _THREADS = 4
 _ASKING = 2
 """Threads that only ask the kernel: more of them take the interpreter's lock from each other."""
 _BLOCK_BYTES = 4 << 20
+_PIECE_FILES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,10 @@ class FileLook:
     is_busy: bool = False
     """Open for writing by somebody."""
     unreadable: str | None = None
+
+
+_Look: TypeAlias = Callable[[int, str], FileLook]
+"""What is done with an open file and its path."""
 
 
 class RateLimit:
@@ -76,17 +82,22 @@ class RateLimit:
 
 def look_into(folder: Folder, paths: Iterable[str]) -> Iterator[FileLook]:
     """For each file whether it is damaged or being written. In the order given."""
-    return _in_parallel(partial(_inspect, folder), paths)
+    return _in_parallel(_inspect, folder, paths=paths)
 
 
 def hash_files(
-    folder: Folder, paths: Iterable[str], *, limit: RateLimit, is_leased: bool = False
+    folder: Folder,
+    paths: Iterable[str],
+    *,
+    limit: RateLimit,
+    is_leased: bool = False,
+    heed: Callable[[], None] = lambda: None,
 ) -> Generator[FileLook]:
     """The digest of each file. In the order given; closed early, it hashes no more than was begun. `is_leased`: only
     under a lease, which says that nobody has the file open or mapped for writing; a page that is dirty already is
-    written without a new time. Else it `is_busy`.
+    written without a new time. Else it `is_busy`. `heed` is asked before each file; what it raises ends the hashing.
     """
-    return _in_parallel(partial(_hash, folder, limit=limit, is_leased=is_leased), paths)
+    return _in_parallel(partial(_hash, limit=limit, is_leased=is_leased), folder, paths=paths, heed=heed)
 
 
 def find_written(folder: Folder, paths: Iterable[str]) -> frozenset[str]:
@@ -113,35 +124,53 @@ def _written(folder: Folder, group: tuple[str, list[str]]) -> list[str]:
         return [lead + name for name in writers_among(parent, [path[len(lead) :] for path in paths])]
 
 
-def _in_parallel(look: partial[FileLook], paths: Iterable[str]) -> Generator[FileLook]:
+def _in_parallel(
+    look: _Look, folder: Folder, *, paths: Iterable[str], heed: Callable[[], None] = lambda: None
+) -> Generator[FileLook]:
+    """A few files that lie next to each other are one piece of work: its directory is opened once."""
+    stop = threading.Event()
+
+    def go_on() -> bool:
+        heed()
+        return not stop.is_set()
+
+    work = partial(_look_at_piece, look=look, folder=folder, go_on=go_on)
     with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="durastore-read") as pool:
-        yield from pool.map(look, paths)
-
-
-def _inspect(folder: Folder, path: str) -> FileLook:
-    try:
-        fd = open_local(folder, path)
         try:
-            if has_writer(fd):
-                return FileLook(path=path, is_busy=True)
-            fault = find_fault(fd, path)
-            if fault is None or fault.is_damage:
-                return FileLook(path=path, damage=fault.reason if fault is not None else None)
-            if fault.is_suspect:
-                return FileLook(path=path, suspicion=fault.reason)
-            return FileLook(path=path, oddity=fault.reason)
+            for looks in pool.map(work, _pieces(paths)):
+                yield from looks
         finally:
-            os.close(fd)
-    except (OSError, SpoolUnreadable) as exc:
-        return FileLook(path=path, unreadable=str(exc))
+            stop.set()
 
 
-def _hash(folder: Folder, path: str, *, limit: RateLimit, is_leased: bool) -> FileLook:
+def _pieces(paths: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    for lead, group in groupby(paths, _lead_of):
+        while piece := list(islice(group, _PIECE_FILES)):
+            yield lead, piece
+
+
+def _look_at_piece(
+    piece: tuple[str, list[str]], *, look: _Look, folder: Folder, go_on: Callable[[], bool]
+) -> list[FileLook]:
+    paths = piece[1]
     try:
-        fd = open_local(folder, path)
+        parent, _ = open_parent(folder, paths[0])
+    except OSError as exc:
+        return [FileLook(path=path, unreadable=str(exc)) for path in paths]
+    looks = []
+    with parent:
+        for path in paths:
+            if not go_on():
+                break  # nobody asks for the rest
+            looks.append(_look_at(look, parent, path=path))
+    return looks
+
+
+def _look_at(look: _Look, parent: Folder, *, path: str) -> FileLook:
+    try:
+        fd = parent.open_read(path[path.rfind("/") + 1 :])
         try:
-            with leased(fd) if is_leased else nullcontext():
-                return _hash_open(fd, path, limit=limit, is_leased=is_leased)
+            return look(fd, path)
         finally:
             os.close(fd)
     except NotLeased:
@@ -150,10 +179,26 @@ def _hash(folder: Folder, path: str, *, limit: RateLimit, is_leased: bool) -> Fi
         return FileLook(path=path, unreadable=str(exc))
 
 
+def _inspect(fd: int, path: str) -> FileLook:
+    if has_writer(fd):
+        return FileLook(path=path, is_busy=True)
+    fault = find_fault(fd, path)
+    if fault is None or fault.is_damage:
+        return FileLook(path=path, damage=fault.reason if fault is not None else None)
+    if fault.is_suspect:
+        return FileLook(path=path, suspicion=fault.reason)
+    return FileLook(path=path, oddity=fault.reason)
+
+
+def _hash(fd: int, path: str, *, limit: RateLimit, is_leased: bool) -> FileLook:
+    with leased(fd) if is_leased else nullcontext():
+        return _hash_open(fd, path, limit=limit, is_leased=is_leased)
+
+
 def _hash_open(fd: int, path: str, *, limit: RateLimit, is_leased: bool) -> FileLook:
     hasher = xxhash.xxh3_128()
     offset, before = 0, identify(fd)
-    while block := os.pread(fd, _BLOCK_BYTES, offset):
+    while block := os.pread(fd, min(_BLOCK_BYTES, max(1, before.size_bytes - offset)), offset):
         limit.spend(len(block))
         hasher.update(block)
         offset += len(block)

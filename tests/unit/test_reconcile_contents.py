@@ -18,12 +18,14 @@ FILES = 40
 
 
 class _Dropping(FaultyStore):
-    """Lists the manifest, and then no more."""
+    """Lists the manifest, and then, once somebody hashes, no more."""
 
     is_dropping = False
+    hashing = Event()
 
     def list(self, prefix: str, *, start_after: str | None = None) -> Listing:
         if self.is_dropping and "/files/" in prefix:
+            self.hashing.wait(10)
             raise EndpointUnreachable("the connection broke")
         return super().list(prefix, start_after=start_after)
 
@@ -40,6 +42,7 @@ class _Slow(ManualClock):
             super().sleep(seconds)
             return
         self.waited += 1
+        _Dropping.hashing.set()
         Event().wait(0.1)
 
 
@@ -53,6 +56,7 @@ def test_a_listing_that_fails_ends_the_hashing_beside_it(tmp_path: Path, asked: 
     lab.run(is_applied=True)
     clock = lab.clock = _Slow()
     store.is_dropping = True
+    store.hashing.clear()
     with pytest.raises(EndpointUnreachable):
         lab.run(hash_bytes_per_s=0.01, **asked)
     assert 0 < clock.waited < FILES - 4
