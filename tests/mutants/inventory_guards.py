@@ -21,11 +21,11 @@ _LOOK = "missing only after two looks"
 
 INVENTORY = (
     Mutant(
-        name="list-folders-of-a-first-page",
+        name="list-folders-of-no-delimiter",
         clause=_WHOLE,
         file="durastore/objectstore/folders.py",
-        before="    if not whole or not are_folders",
-        after="    if not are_folders",
+        before="or not are_folders or not is_flat or",
+        after="or not are_folders or",
         tests=(f"{_LISTING_TESTS}::test_answers_that_are_not_all_folders_and_objects_below",),
     ),
     Mutant(
