@@ -24,7 +24,19 @@ from tests.mutants.stop_guards import STOP
 from tests.mutants.training_guards import TRAINING
 from tests.mutants.workbench import Outcome, Workbench
 
-MUTANTS = (*PROOF, *STOP, *DISK, *ROWS, *ROOM, *INVENTORY, *FOREIGN, *ADOPT, *LEASES, *MIGRATE, *TRAINING)
+MUTANTS = (
+    *PROOF,
+    *STOP,
+    *DISK,
+    *ROWS,
+    *ROOM,
+    *INVENTORY,
+    *FOREIGN,
+    *ADOPT,
+    *LEASES,
+    *MIGRATE,
+    *TRAINING,
+)
 _LIMIT_S = 120.0
 _ALL_LIMIT_S = 600.0
 
