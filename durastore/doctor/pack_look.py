@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 from durastore.adopt.zero_tails import find_zero_tail
@@ -22,14 +23,16 @@ from durastore.fsio.identity import FileIdentity, identify
 from durastore.fsio.lock import FlockedFile, holders
 from durastore.model import PackState
 from durastore.reconcile.hashing import RateLimit, hash_files
-from durastore.spool.glance import opened_journal
-from durastore.spool.journal_db import is_empty
+from durastore.spool.journal_db import connect, failed_marker, is_empty
+from durastore.spool.journal_errors import SQLITE_ERRORS
+from durastore.spool.journal_file import newest_journal
 from durastore.spool.journal_rows import load_entries, load_packs
 from durastore.spool.pack_bytes import read_exact, sample_fault
 from durastore.spool.records import UNMANIFESTED, PackRecord
 
 __all__ = ["PackFault", "SpoolExam", "examine_spool"]
 
+_GONE = "its file is gone"
 _WITH_FILE = (*UNMANIFESTED, PackState.MANIFESTED)
 
 
@@ -64,6 +67,8 @@ class SpoolExam:
     hashed: int = 0
     """Packs read in full now; the others were, in this boot, and are unchanged."""
     faults: list[PackFault] = field(default_factory=list)
+    questions: list[str] = field(default_factory=list)
+    """Packs without a file here that the bucket may hold: the next opening asks it, and salvages what was set aside."""
     strangers: list[str] = field(default_factory=list)
     """Files that no pack on record names."""
     quarantined: int = 0
@@ -108,7 +113,7 @@ class _Examiner:
         exam = self._exam
         exam.quarantined = len(_names(self._folder, "quarantine"))
         try:
-            with opened_journal(self._folder) as conn:
+            with _opened_journal(self._folder) as conn:
                 if conn is None or is_empty(conn):
                     exam.strangers = _names(self._folder, "packs")
                     return
@@ -124,14 +129,15 @@ class _Examiner:
         exam.packs = len(records)
         known = {record.name for record in records}
         exam.strangers = [name for name in _names(self._folder, "packs") if name not in known]
-        if not self._folder.has("packs"):
-            exam.faults = [_fault(exam.name, record, reason="its file is gone") for record in records]
-            return
-        with self._folder.child("packs") as packs:
+        with self._folder.child("packs") as packs:  # made with the journal
             reasons = self._reasons(packs, records, conn=conn)
         for record in records:
             if record.name in reasons:
-                exam.faults.append(_fault(exam.name, record, reason=reasons[record.name]))
+                fault = _fault(exam.name, record, reason=reasons[record.name])
+                if fault.reason is _GONE and not fault.is_only_copy:
+                    exam.questions.append(fault.pack)
+                else:
+                    exam.faults.append(fault)
             elif record.state is not PackState.MANIFESTED:
                 for entry in load_entries(conn, record.pack_id):
                     digest = entry.input_digest.hex if entry.input_digest is not None else ""
@@ -145,7 +151,7 @@ class _Examiner:
             try:
                 identity = packs.identity(record.name)
             except FileNotFoundError:
-                found[record.name] = "its file is gone"
+                found[record.name] = _GONE
                 continue
             self._exam.size_bytes += identity.size_bytes
             reason = _size_fault(record, identity.size_bytes)
@@ -179,6 +185,25 @@ class _Examiner:
             else:
                 whole.append((f"{self._exam.name}/{seen.path}", seen.identity, digest.hex))
         self._notes.note(whole)
+
+
+@contextmanager
+def _opened_journal(folder: Folder) -> Iterator[sqlite3.Connection | None]:
+    """For reading; None where there is none. The spool is locked, so SQLite may make the index of a log that came here
+    without one, as by `durastore migrate`. `SpoolUnreadable`.
+    """
+    name = newest_journal(folder)
+    if name is None:
+        yield None
+        return
+    if folder.has(failed_marker(name)):
+        raise SpoolUnreadable(f"{name} failed: the next opening goes on in a new file")
+    try:
+        with closing(connect(folder, name, is_read_only=True)) as conn:
+            conn.execute("BEGIN")
+            yield conn
+    except SQLITE_ERRORS as exc:
+        raise SpoolUnreadable(f"{name} cannot be read: {exc}") from exc
 
 
 def _fault(spool: str, record: PackRecord, *, reason: str) -> PackFault:

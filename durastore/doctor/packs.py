@@ -62,7 +62,10 @@ def _verdict(exams: Sequence[SpoolExam], done: tuple[str, ...], *, is_applied: b
             exit_code=SpoolLocked.exit_code,
         )
     summary = f"{packs} packs, {size_bytes} bytes, in {len(exams)} spools: "
-    summary += f"{damaged} damaged" if damaged else "all as they were sealed or acknowledged"
+    if any(exam.problem is not None for exam in exams):
+        summary += "not all could be looked at"
+    else:
+        summary += f"{damaged} damaged" if damaged else "all as they were sealed or acknowledged"
     return Verdict.of_faults([*faults, *held], [*done, *_notes(exams)], summary=summary, facts=_facts(exams, done))
 
 
@@ -81,12 +84,15 @@ def _faults(exams: Sequence[SpoolExam], *, is_applied: bool) -> Iterator[str]:
             yield f"{exam.name}: its journal: {exam.problem}"
     if found and is_applied:
         yield "the bucket decides what becomes of these: durastore reconcile --deep --apply asks it"
-    elif found:
-        yield "--apply copies what matches into new packs and moves these files to quarantine"
+    elif found or any(exam.problem is not None for exam in exams):
+        yield "--apply reads lost journals back, copies what matches into new packs, moves the rest to quarantine"
 
 
 def _notes(exams: Sequence[SpoolExam]) -> Iterator[str]:
     for exam in exams:
+        if exam.questions:
+            names = ", ".join(exam.questions[:3])
+            yield f"{len(exam.questions)} packs without a file here: the next start asks the bucket for them: {names}"
         if exam.strangers:
             names = ", ".join(exam.strangers[:3])
             yield f"{exam.name}: {len(exam.strangers)} files that no pack on record names: {names}"
@@ -108,6 +114,7 @@ def _facts(exams: Sequence[SpoolExam], done: tuple[str, ...]) -> dict[str, Any]:
                     {"pack": f.pack, "reason": f.reason, "samples": f.samples, "is_only_copy": f.is_only_copy}
                     for f in exam.faults
                 ],
+                "asked_of_the_bucket": exam.questions,
                 "untracked": exam.strangers,
                 "quarantined": exam.quarantined,
             }

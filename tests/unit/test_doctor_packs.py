@@ -174,11 +174,26 @@ def test_what_the_bucket_may_hold_is_left_to_the_bucket(lab: Lab) -> None:
     assert lab.path(2).read_bytes() == before[f"w-00/packs/{lab.names[2]}"]
 
 
-def test_a_pack_that_is_gone_is_told(lab: Lab) -> None:
+def test_a_pack_that_is_gone_and_was_never_sent_is_told(lab: Lab) -> None:
     lab.path(0).rename(lab.root.parent / "elsewhere")
     verdict, _ = lab.look()
     assert verdict.exit_code == 12
     assert "its file is gone" in verdict.lines[0]
+
+
+def test_a_damaged_pack_whose_upload_had_begun_is_set_aside_and_the_bucket_is_asked_later(lab: Lab) -> None:
+    with spool_at(lab.root) as spool:
+        (record,) = [each for each in spool.journal.packs() if each.name == lab.names[2]]
+        advance(spool, record.pack_id, to=PackState.UPLOADED)
+    _cut(lab.path(2))
+    bad = lab.path(2).read_bytes()
+    assert lab.look()[0].exit_code == 12
+    verdict, seen = lab.look(is_applied=True)
+    assert (verdict.status, verdict.exit_code) == (Status.NOTE, 0)
+    assert verdict.facts["spools"][0]["asked_of_the_bucket"] == [f"w-00/{lab.names[2]}"]
+    assert (lab.root / "w-00" / "quarantine" / lab.names[2]).read_bytes() == bad
+    here = {name for name, _ in seen.only_local[RUN.digest.hex]}
+    assert here == lab.ids(0, 1, 3, 4), "what only the bucket may have is not counted as here"
 
 
 def test_a_spool_at_work_is_not_touched_and_nothing_is_to_be_resumed(lab: Lab) -> None:
