@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.mutants.adopt_guards import ADOPT
 from tests.mutants.disk_guards import DISK
+from tests.mutants.doctor_guards import DOCTOR
 from tests.mutants.foreign_guards import FOREIGN
 from tests.mutants.inventory_guards import INVENTORY
 from tests.mutants.lease_guards import LEASES
@@ -24,7 +25,7 @@ from tests.mutants.stop_guards import STOP
 from tests.mutants.training_guards import TRAINING
 from tests.mutants.workbench import Outcome, Workbench
 
-MUTANTS = (*PROOF, *STOP, *DISK, *ROWS, *ROOM, *INVENTORY, *FOREIGN, *ADOPT, *LEASES, *MIGRATE, *TRAINING)
+MUTANTS = (*PROOF, *STOP, *DISK, *ROWS, *ROOM, *INVENTORY, *FOREIGN, *ADOPT, *LEASES, *MIGRATE, *TRAINING, *DOCTOR)
 _LIMIT_S = 120.0
 _ALL_LIMIT_S = 600.0
 

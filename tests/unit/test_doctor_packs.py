@@ -132,6 +132,7 @@ def test_damage_is_found_in_sealed_and_open_packs_and_nothing_changes(
 def test_told_to_it_saves_what_matches_and_sets_the_file_aside(
     lab: Lab, harm: Callable[[Path], None], number: int
 ) -> None:
+    # case B25
     harm(lab.path(number))
     bad = lab.path(number).read_bytes()
     verdict, _ = lab.look(is_applied=True)
@@ -171,6 +172,18 @@ def test_what_the_bucket_may_hold_is_left_to_the_bucket(lab: Lab) -> None:
     verdict, _ = lab.look(is_applied=True)
     assert (verdict.status, verdict.exit_code) == (Status.FAILED, 12)
     assert any("reconcile --deep --apply" in line for line in verdict.lines)
+    assert lab.path(2).read_bytes() == before[f"w-00/packs/{lab.names[2]}"]
+
+
+def test_a_pack_whose_upload_had_begun_is_not_salvaged_before_the_bucket_was_asked(lab: Lab) -> None:
+    with spool_at(lab.root) as spool:
+        (record,) = [each for each in spool.journal.packs() if each.name == lab.names[2]]
+        spool.journal.write_id(record.pack_id)
+        _flip(lab.path(2))
+        spool.journal.record_identity(record.pack_id, spool.packs_folder.identity(record.name))
+    before = lab.files()
+    verdict, _ = lab.look(is_applied=True)
+    assert verdict.exit_code == 12
     assert lab.path(2).read_bytes() == before[f"w-00/packs/{lab.names[2]}"]
 
 
