@@ -178,6 +178,7 @@ def _request_of(input_path: Path, bucket: str, *, local: Path, options: dict[str
             lease_s=options["lease"],
             is_progress_shown=True,
             handles_signals=True,
+            command=("durastore", *(click.get_current_context().obj or ())),
         ),
         options["shard"],
     )

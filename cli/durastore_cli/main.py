@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "adopt": ("durastore_cli.adopt", "Bring existing files under inventory, as they are or as samples."),
         "demo": ("durastore_cli.demo", "Extract, upload, prove and read back a small real data set."),
+        "doctor": ("durastore_cli.doctor", "After a crash: is it safe to go on, and with which command?"),
         "drain": ("durastore_cli.drain", "Bring what ended processes left in a spool root to the bucket."),
         "extract": ("durastore_cli.extract", "Run a model over INPUT and store its hidden states."),
         "get": ("durastore_cli.get", "Get samples out of the bucket into files."),
@@ -75,7 +76,6 @@ class _LazyGroup(click.Group):
 @click.pass_context
 def cli(ctx: click.Context, *, debug: bool) -> None:
     """Durable storage for what models produce: local spool, proven uploads, verified reclaim."""
-    ctx.obj = debug
     os.environ.setdefault("TQDM_DISABLE", "1")  # stderr has one progress, ours; libraries below draw their own bars
     handler = logging.StreamHandler()  # stderr
     handler.setFormatter(logging.Formatter("durastore: %(message)s"))
@@ -100,7 +100,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code. Raises nothing but what ends the process anyway."""
     is_debug = "--debug" in arguments
     try:
-        result = cli.main(args=list(arguments), prog_name="durastore", standalone_mode=False)
+        words = tuple(arguments)  # for commands that keep what was typed
+        result = cli.main(args=list(words), prog_name="durastore", standalone_mode=False, obj=words)
         return result if isinstance(result, int) else 0
     except click.exceptions.NoArgsIsHelpError as exc:
         click.echo(exc.format_message(), err=True)

@@ -23,6 +23,7 @@ from durastore.extract.job import (
     RunPlan,
     is_wanted_again,
     plan_run,
+    start_of,
     transformers_engine,
 )
 from durastore.extract.leases import LeaseQueue, Task, TaskState
@@ -31,6 +32,7 @@ from durastore.extract.records import Records
 from durastore.extract.report import ExtractReport
 from durastore.extract.rows import RowFailure, TokenRow
 from durastore.extract.semantic import CheckReport
+from durastore.extract.starts import note_start
 from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import SHOWN_FAILURES, Counts, Tally
 from durastore.extract.tokens import tokenise
@@ -137,6 +139,7 @@ class _Job:
         self._records.ledger.start(
             run=run, inputs=self._survey.inputs, input=str(request.input), workers=request.workers
         )
+        note_start(request.local, start_of(request, self._plan, clock=self._clock))
 
     def fill(self, store: Store) -> None:
         """Everything that is not done goes into the queue; what can never be done is a failure at once."""

@@ -7,6 +7,7 @@ Must never write to the store itself.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from durastore.extract.report import ExtractReport
 from durastore.extract.rows import RowFailure, TokenRow
 from durastore.extract.runner import RunnerLimits, run_rows
 from durastore.extract.shards import WHOLE, Shard
+from durastore.extract.starts import Start, environment_of, note_start, without_user_info
 from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import Tally
 from durastore.extract.tokens import LengthRule, TransformersTokenizer, tokenise
@@ -44,6 +46,7 @@ __all__ = [
     "is_wanted_again",
     "plan_run",
     "run_extract",
+    "start_of",
     "transformers_engine",
     "wanted_rows",
 ]
@@ -84,6 +87,8 @@ class ExtractRequest:
     is_progress_shown: bool = False
     handles_signals: bool = False
     """Only the main thread of a process that does nothing else may set it."""
+    command: tuple[str, ...] = ()
+    """What was typed, for whoever has to go on after a crash."""
 
 
 def describe_run(
@@ -130,6 +135,27 @@ def plan_run(request: ExtractRequest) -> RunPlan:
         rule=rule,
         run=describe_run(identity, layers, request=request, rule=rule),
         tokenizer=TransformersTokenizer(source, is_remote_code_trusted=is_trusted),
+    )
+
+
+def start_of(request: ExtractRequest, plan: RunPlan, *, clock: Clock) -> Start:
+    """What is to be kept of this start of the request, by the process that makes it."""
+    return Start(
+        stamp=clock.stamp(),
+        pid=os.getpid(),
+        command=tuple(map(without_user_info, request.command)),
+        folder=without_user_info(str(Path.cwd())),
+        environment=environment_of(),
+        run=Run.of(plan.run).digest.hex,
+        bucket=without_user_info(request.bucket),
+        local=without_user_info(str(request.local)),
+        input=without_user_info(str(request.input)),
+        model=without_user_info(request.model),
+        is_remote_code_trusted=request.settings.is_remote_code_trusted,
+        max_tokens=plan.rule.max_tokens,
+        is_truncated=plan.rule.is_truncated,
+        limit=request.limit,
+        shard=str(request.shard),
     )
 
 
@@ -193,6 +219,7 @@ class _Session:
         with Records(self.request.local, run=self.run.digest.hex, clock=self.clock) as records:
             ledger = records.ledger
             ledger.start(run=self.run.digest.hex, inputs=self.survey.inputs, input=str(self.request.input))
+            note_start(self.request.local, start_of(self.request, plan, clock=self.clock))
             try:
                 with ledger.hearing(LOGGER):
                     book = records.book if self.request.is_retry else None

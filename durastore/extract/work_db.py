@@ -1,4 +1,4 @@
-"""The file that the processes of an extraction share: who works on what, and what failed.
+"""The file that the processes of an extraction share: who works on what, what failed, and how each was started.
 
 Duty: open `extract.sqlite` in the spool root, with its tables. What it says is never proof that a sample is done: only
 the manifest is (INV-8). Losing the file costs forwards and the history of failures, no sample. Must never hold data.
@@ -58,6 +58,11 @@ CREATE TABLE IF NOT EXISTS failure (
     settled_ns INTEGER,
     PRIMARY KEY (run, name)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS start (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    time_ns INTEGER NOT NULL,
+    facts TEXT NOT NULL
+);
 """
 
 

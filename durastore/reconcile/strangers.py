@@ -21,7 +21,7 @@ __all__ = ["is_own_in_spool", "strangers_in"]
 _ROOT_FILE = re.compile(
     r"durastore-root\.json|(probe|reclaim-stop|reclaim-lift)-[0-9a-f]{16,32}\.json"
     r"|hashed-[0-9a-f]{16}-[0-9a-f]{16}\.log|extract\.log|failures\.jsonl"
-    r"|extract\.alive|extract\.sqlite(-wal|-shm)?"
+    r"|extract\.alive|extract\.sqlite(-wal|-shm)?|doctor\.log"
 )
 _SPOOL_FILE = re.compile(r"lock|ballast|journal-[0-9]+\.(sqlite(-wal|-shm|-journal)?|failed)")
 _SPOOL_FOLDERS = ("packs", "quarantine")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.mutants.adopt_guards import ADOPT
 from tests.mutants.disk_guards import DISK
+from tests.mutants.doctor_guards import DOCTOR
 from tests.mutants.foreign_guards import FOREIGN
 from tests.mutants.inventory_guards import INVENTORY
 from tests.mutants.lease_guards import LEASES
@@ -36,6 +37,7 @@ MUTANTS = (
     *LEASES,
     *MIGRATE,
     *TRAINING,
+    *DOCTOR,
 )
 _LIMIT_S = 120.0
 _ALL_LIMIT_S = 600.0
