@@ -1,0 +1,95 @@
+"""Guards of the staging door, each taken out once."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["STAGING"]
+
+_DOOR, _ISSUER = "durastore/reclaim/staging.py", "durastore/verify/staged.py"
+
+
+def _guard(name: str, clause: str, *, file: str, before: str, after: str) -> Mutant:
+    tests = ("tests/unit/test_reclaim_staging.py",)
+    return Mutant(name=name, clause=clause, file=file, before=before, after=after, tests=tests)
+
+
+STAGING: tuple[Mutant, ...] = (
+    _guard(
+        "staging-not-durable",
+        "this inode was parsed into a durable pack",
+        file=_ISSUER,
+        before="    if not holds():\n",
+        after="    if False:\n",
+    ),
+    _guard(
+        "staging-not-asked-before-the-move",
+        "this inode was parsed into a durable pack",
+        file=_DOOR,
+        before="            if not holds():  # also before anything is moved\n",
+        after="            if False:\n",
+    ),
+    _guard(
+        "staging-other-inode",
+        "this inode was parsed",
+        file=_ISSUER,
+        before="    if identify(fd) != staged.identity:\n",
+        after="    if False:\n",
+    ),
+    _guard(
+        "staging-not-moved-back",
+        "a mismatch is moved back",
+        file=_DOOR,
+        before="                self._take_back(private, path)\n            raise",
+        after="                pass\n            raise",
+    ),
+    _guard(
+        "staging-lock-not-heeded",
+        "a lease, which fails while any writer has the file open",
+        file=_DOOR,
+        before='        raise NotVerified(f"{parent.path / name}: its lock is held")\n',
+        after="        return None\n",
+    ),
+    _guard(
+        "staging-without-lease",
+        "a lease, which fails while any writer has the file open",
+        file=_DOOR,
+        before="            held.enter_context(leased(fd))\n",
+        after="",
+    ),
+    _guard(
+        "staging-dead-not-asked",
+        "orphans of dead requests",
+        file=_ISSUER,
+        before="    if not is_dead():\n",
+        after="    if False:\n",
+    ),
+    _guard(
+        "staging-living-session",
+        "the kernel's flock proves an owner gone",
+        file=_DOOR,
+        before="            if not self.is_ended(session):\n",
+        after="            if False:\n",
+    ),
+    _guard(
+        "staging-unknown-session",
+        "not knowing means keeping",
+        file=_DOOR,
+        before="        except (OSError, DiskFailed):\n            return False\n        if lock is None:",
+        after="        except (OSError, DiskFailed):\n            return True\n        if lock is None:",
+    ),
+    _guard(
+        "staging-folder-of-others",
+        "the door works only in a folder with its marker",
+        file=_DOOR,
+        before="        if names and STAGING_MARKER_NAME not in names:  # else another process was faster\n",
+        after="        if False:\n",
+    ),
+    _guard(
+        "staging-folder-of-another-run",
+        "a fresh staging directory per server start",
+        file=_DOOR,
+        before="    if found != record:\n",
+        after="    if False:\n",
+    ),
+)
