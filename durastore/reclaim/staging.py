@@ -2,7 +2,7 @@
 
 Order for each file: lock and lease, which say that nobody writes to it -> unchanged since it was parsed -> moved into
 the private folder -> its sample is durable (asked now), or its request is dead -> receipt -> spend it, unlink the
-private name. Whatever fails is moved back. Must never act in a folder without the marker, and never free a file for its age.
+private name. Whatever fails is moved back. Must never act in a folder without the marker, nor free a file for its age.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class StagingFolder:
     def free(self, staged: StagedFile, *, holds: Callable[[], bool]) -> int | None:
         """Free the file whose sample the store holds, with its lock file; the bytes, or None if it stays.
 
-        `holds` is asked when the file is out of everybody's reach. What stays is told in the log. Safe to repeat.
+        `holds` is asked when the file is out of everybody's reach. Safe to repeat.
         """
         try:
             if not holds():  # also before anything is moved
@@ -130,7 +130,7 @@ class StagingFolder:
                 prove=lambda fd: verify_ingested(staged, fd=fd, holds=holds, clock=self._clock),
             )
         except _NOT_NOW as exc:
-            LOGGER.warning("kept in staging: %s", exc)
+            LOGGER.debug("kept in staging: %s", exc)
             return None
 
     def reap(self, path: str, *, is_dead: Callable[[], bool]) -> int | None:
@@ -272,4 +272,4 @@ def _ensure_marker(folder: Folder, record: StagingRecord) -> None:
     except IntegrityError as exc:
         raise ConfigError(f"{folder.path / STAGING_MARKER_NAME}: {exc.message}", hint=_HINT) from exc
     if found != record:
-        raise ConfigError(f"staging folder {folder.path} was made for another model, other layers or another dtype", hint=_HINT)
+        raise ConfigError(f"{folder.path} was made for another model, other layers or another dtype", hint=_HINT)

@@ -14,7 +14,54 @@ def _guard(name: str, clause: str, *, file: str, before: str, after: str) -> Mut
     return Mutant(name=name, clause=clause, file=file, before=before, after=after, tests=tests)
 
 
+def _vllm(name: str, clause: str, *, file: str, before: str, after: str) -> Mutant:
+    tests = ("tests/integration/test_vllm_engine.py",)
+    return Mutant(name=name, clause=clause, file=f"durastore/extract/{file}", before=before, after=after, tests=tests)
+
+
 STAGING: tuple[Mutant, ...] = (
+    _vllm(
+        "vllm-lock-not-waited-for",
+        "the answer comes before the write has ended",
+        file="vllm_engine.py",
+        before='        lock = self._locked(f"{name}{LOCK_SUFFIX}")\n',
+        after="        lock = self._locked(name)\n",
+    ),
+    _vllm(
+        "vllm-answer-for-other-tokens",
+        "token ids compared",
+        file="vllm_engine.py",
+        before="        if said is not None and said != list(ids):\n",
+        after="        if False:\n",
+    ),
+    _vllm(
+        "vllm-old-file",
+        "nothing from stale entries",
+        file="vllm_engine.py",
+        before="            if staged.identity.mtime_ns < asked_ns - _CLOCK_SLACK_NS:\n",
+        after="            if False:\n",
+    ),
+    _vllm(
+        "vllm-dead-not-noted",
+        "orphans of dead requests",
+        file="vllm_engine.py",
+        before="            files.died(request, room)\n            raise\n",
+        after="            raise\n",
+    ),
+    _vllm(
+        "staging-room-without-limit",
+        "requests in flight are limited by free /dev/shm",
+        file="staging_room.py",
+        before="            if self.reserved_bytes + size_bytes > self.limit_bytes:\n",
+        after="            if False:\n",
+    ),
+    _vllm(
+        "staging-room-not-asked-for",
+        "requests in flight are limited by free /dev/shm",
+        file="staging_room.py",
+        before="            if self.unwritten_bytes + size_bytes > self._free_bytes():\n",
+        after="            if False:\n",
+    ),
     _guard(
         "staging-not-durable",
         "this inode was parsed into a durable pack",
