@@ -23,6 +23,7 @@ __all__ = ["command"]
 
 _SHOWN = 10
 _LEASE_HELP = "Seconds after which a worker that says nothing loses its samples to the others."
+_ENGINE_HELP = "transformers (default: in this process), vllm, sglang, watch."
 _STORE_OPTIONS = (
     "endpoint_url",
     "region",
@@ -82,7 +83,11 @@ def _engine_options(command: F) -> F:
     for option in reversed(
         (
             click.option(
-                "--engine", default="transformers", show_default=True, metavar="NAME", help="transformers, vllm."
+                "--engine",
+                default="transformers",
+                show_default=True,
+                metavar="NAME",
+                help="transformers, vllm, sglang, watch.",
             ),
             click.option("--endpoint", multiple=True, metavar="URL", help="Of the model server; several take turns."),
             click.option("--staging", type=click.Path(path_type=Path), help="Folder that the server writes to."),
@@ -94,6 +99,14 @@ def _engine_options(command: F) -> F:
             click.option(
                 "--request-timeout", type=click.FloatRange(0, min_open=True), default=120.0, show_default=True
             ),
+            click.option(
+                "--watch-idle",
+                type=click.FloatRange(0, min_open=True),
+                default=600.0,
+                show_default=True,
+                help="Seconds without a new entry that end a watch.",
+            ),
+            click.option("--unverified-input", is_flag=True, help="Take dumps without token ids, and record that."),
             click.option("--served-model", metavar="NAME", help="The server's name for the model, if it has several."),
         )
     ):
@@ -221,6 +234,8 @@ def _server_of(options: dict[str, Any]) -> ServerSettings:
         pace=Pace(concurrency=options["concurrency"], tries=options["tries"]),
         timeout_s=options["request_timeout"],
         served_model=options["served_model"],
+        idle_s=options["watch_idle"],
+        is_unverified_taken=options["unverified_input"],
     )
 
 

@@ -17,14 +17,14 @@ from durastore.errors import DurastoreError, SpoolUnreadable
 from durastore.extract.engine import Holds
 from durastore.extract.json_server import AskAgain
 from durastore.extract.staging_room import Reservation, StagingRoom
-from durastore.formats.staging import LOCK_SUFFIX, render_request, request_in
+from durastore.formats.staging import render_request, request_in
 from durastore.fsio.identity import identify
+from durastore.fsio.lease import has_writer
 from durastore.observe.events import LOGGER
 from durastore.reclaim.staging import StagedFile, StagingFolder
 
 __all__ = ["StagedAnswer", "StagedFiles"]
 
-_BLOCK_BYTES = 8 << 20
 _TIDY_S = 1.0
 _DEAD_ROOM_S = 5.0
 """A dead request of which nothing is seen keeps its room so long: its server may be about to write."""
@@ -65,21 +65,26 @@ class StagedFiles:
         """An id that no request had before."""
         return render_request(self.folder.session, next(self._numbers))
 
-    def read(self, path: str) -> tuple[bytes, StagedFile]:
-        """A whole file, and which file it was before and after. `AskAgain` if it is not there or changes."""
+    def read(self, path: str, *, is_quiet: bool = False) -> tuple[bytes, StagedFile]:
+        """A whole file, and which file it was before and after. `AskAgain` if it is not there, changes, or (`is_quiet`)
+        somebody has it open for writing.
+        """
         try:
             fd = self.folder.open_read(path)
         except (OSError, ValueError, SpoolUnreadable) as exc:
             raise AskAgain(f"its file {path} cannot be read: {exc}") from exc
         try:
+            if is_quiet and has_writer(fd):
+                raise AskAgain(f"its file {path} is being written")
             before = identify(fd)
-            data = bytearray(before.size_bytes)
-            filled = 0
-            while filled < len(data) and (got := os.preadv(fd, [memoryview(data)[filled:][:_BLOCK_BYTES]], filled)):
-                filled += got
-            if identify(fd) != before or filled != before.size_bytes:
+            blocks: list[bytes] = []
+            offset = 0
+            while block := os.pread(fd, before.size_bytes - offset, offset):  # one block, up to 2 GiB
+                blocks.append(block)
+                offset += len(block)
+            if identify(fd) != before or offset != before.size_bytes:
                 raise AskAgain(f"its file {path} changes while it is read")
-            return bytes(data), StagedFile(path=path, identity=before)
+            return blocks[0] if len(blocks) == 1 else b"".join(blocks), StagedFile(path=path, identity=before)
         finally:
             os.close(fd)
 
@@ -175,17 +180,8 @@ class StagedFiles:
         for file in answer.files:
             if self.folder.free(file, holds=holds) is None and self._paths(file.path):
                 is_gone = False
-        if is_gone and answer.entry is not None:
-            self._leftovers_of(answer)
         if is_gone:
+            if answer.entry is not None:
+                self.folder.drop_entry(answer.entry)
             answer.room.give_back()
         return is_gone
-
-    def _leftovers_of(self, answer: StagedAnswer) -> None:
-        """Markers and lock files of an entry whose data went."""
-        assert answer.entry is not None
-        data = {file.path for file in answer.files}
-        for path in self._paths(answer.entry):
-            if path not in data and path.removesuffix(LOCK_SUFFIX) not in data:
-                self.folder.reap(path, is_dead=lambda: True)
-        self.folder.drop_entry(answer.entry)

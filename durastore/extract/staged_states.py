@@ -28,6 +28,7 @@ from durastore.model import Digest, render_json
 from durastore.reclaim.staging import StagingFolder
 
 __all__ = [
+    "DTYPE_NAMES",
     "extracted",
     "joined",
     "reserved",
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 _PAGE_BYTES = 4096
-_DTYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+DTYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 def shape_of(plan: LayerPlan, *, dtype: str, hidden_size: int) -> RunShape:
@@ -62,12 +63,13 @@ def served_digest(shape: RunShape, *, model: str) -> Digest:
 def joined(path: Path, settings: ServerSettings, *, served: Digest, clock: Clock) -> StagedFiles:
     """The staging folder, with its room. `ConfigError` where it is none."""
     folder = StagingFolder.open(path, served=served, clock=clock)
-    return StagedFiles(folder, StagingRoom(folder.free_bytes, limit_bytes=settings.staging_limit_bytes), clock=clock)
+    limit_bytes, share = settings.staging_limit_bytes, settings.staging_share
+    return StagedFiles(folder, StagingRoom(folder.free_bytes, limit_bytes=limit_bytes, share=share), clock=clock)
 
 
 def staged_bytes(shape: RunShape, *, tokens: int) -> int:
     """Size of the file that a server writes for so many tokens, rounded up to pages."""
-    item = DTYPES[_DTYPE_NAMES[shape.dtype or "float32"]].item_bytes
+    item = DTYPES[DTYPE_NAMES[shape.dtype or "float32"]].item_bytes
     size = _PAGE_BYTES + tokens * (8 + len(shape.layers) * (shape.hidden_size or 0) * item)
     return -(-size // _PAGE_BYTES) * _PAGE_BYTES
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-__all__ = ["Reservation", "StagingRoom"]
+__all__ = ["MOST_SHARE", "Reservation", "StagingRoom"]
 
-_SHARE = 0.85
+MOST_SHARE = 0.85
 """Of what is free at the start: others write there too, and a file's last page is never full."""
 
 
@@ -45,10 +45,12 @@ class Reservation:
 class StagingRoom:
     """The room of one process in one folder."""
 
-    def __init__(self, free_bytes: Callable[[], int], *, limit_bytes: int | None = None) -> None:
-        """`free_bytes` asks the file system. `limit_bytes`: of this process; by default most of what is free now."""
+    def __init__(
+        self, free_bytes: Callable[[], int], *, limit_bytes: int | None = None, share: float = MOST_SHARE
+    ) -> None:
+        """`free_bytes` asks the file system. `limit_bytes`: of this process; by default a `share` of what is free."""
         self._free_bytes = free_bytes
-        self.limit_bytes = int(free_bytes() * _SHARE) if limit_bytes is None else limit_bytes
+        self.limit_bytes = int(free_bytes() * share) if limit_bytes is None else limit_bytes
         self.changed = threading.Condition()
         self.reserved_bytes = 0
         self.unwritten_bytes = 0

@@ -3,7 +3,7 @@
 As vLLM: one file for each request, `cmpl-<X-Request-Id>-0-<8 hex>.safetensors`, whose `.lock` is held from the
 first scheduling on; the answer comes before the write; the write goes straight to the final name, and one that fails
 only lets go of the lock; a request whose client hangs up is saved all the same, with all token ids and states that are
-not its own (here: POISON); nothing is ever taken away.
+not its own (here: `poisoned`); nothing is ever taken away.
 """
 
 from __future__ import annotations
@@ -27,14 +27,26 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["POISON", "JsonHandler", "Plan", "VllmServer", "file_bytes", "serving"]
+__all__ = [
+    "JsonHandler",
+    "Plan",
+    "SglangServer",
+    "States",
+    "VllmServer",
+    "file_bytes",
+    "random_states",
+    "serving",
+]
 
-POISON = 7.0
-"""What all states are that must never be stored."""
 Array = npt.NDArray[Any]
 States = Callable[[Sequence[int]], Array]
 _LATE_S = 0.4
 _CHUNK_BYTES = 1 << 20
+
+
+def poisoned(states: Array) -> Array:
+    """States that look like any others, and must never be stored."""
+    return -states
 
 
 @dataclass(slots=True)
@@ -130,6 +142,7 @@ class VllmServer:
         """Of writes: what a real server only logs."""
         self.peak_bytes = 0
         self.is_sick = False
+        self.after_write: Callable[[], object] = lambda: None
         self._states = states
         self._writers: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -202,6 +215,7 @@ class VllmServer:
             with self._lock:
                 stat = os.statvfs(self.folder)
                 self.peak_bytes = max(self.peak_bytes, (stat.f_blocks - stat.f_bfree) * stat.f_frsize)
+                self.after_write()
             os.close(lock)
 
     def bytes_of(self, ids: Sequence[int], *, fault: str = "") -> bytes:
@@ -209,7 +223,7 @@ class VllmServer:
         states = self._states(ids)
         tokens = np.array(ids, dtype=np.int64)
         if fault in ("slow", "error", "other answer", "other ids", "stale", "poison"):
-            states = np.full_like(states, POISON)
+            states = poisoned(states)
         if fault == "nan":
             states = states.copy()
             states[-1, 0, 0] = np.nan
@@ -228,3 +242,126 @@ def random_states(shape: tuple[int, int]) -> States:
         return rng.standard_normal((len(ids), *shape), dtype=np.float32).astype(ml_dtypes.bfloat16)
 
     return states
+
+
+class SglangServer:
+    """SGLang's `/generate`, with states in the answer, or dumped into `folder` as a patched server does.
+
+    Entries are files or folders, named by the request's id or by a counter that begins anew with each start. As with
+    any dump: it may come late, in part or not at all, and a request whose client hangs up is dumped all the same.
+    """
+
+    def __init__(self, states: States, *, folder: Path | None = None, is_entry_a_folder: bool = False) -> None:
+        self.plan = Plan()
+        self.asked: list[tuple[int, ...]] = []
+        self.flags: dict[str, Any] = {
+            "enable_return_hidden_states": True,
+            "enable_return_aux_hidden_states": True,
+            "return_aux_hidden_state_layer_ids": [0, 2],
+            "speculative_algorithm": "DFLASH",
+            "disable_radix_cache": True,
+            "chunked_prefill_size": -1,
+        }
+        self.order: list[int] | None = None
+        """Of the slots in the answer; by default as `states` gives them."""
+        self.is_counting = False
+        self.is_sick = False
+        self.info_path = "/get_server_info"
+        self._states = states
+        self._folder = folder
+        self.is_entry_a_folder = is_entry_a_folder
+        self._number = 0
+        self._lock = threading.Lock()
+        self._writers: list[threading.Thread] = []
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        owner = self
+
+        class Handler(JsonHandler):
+            def do_GET(self) -> None:
+                if self.path == "/health":
+                    self.answer(None, status=503 if owner.is_sick else 200)
+                elif self.path == owner.info_path:
+                    self.answer(owner.flags)
+                else:
+                    self.answer({"error": "no such path"}, status=404)
+
+            def do_POST(self) -> None:
+                owner.generate(self, self.body())
+
+        with serving(Handler) as url:
+            yield url
+        for writer in self._writers:
+            writer.join()
+
+    def generate(self, handler: JsonHandler, body: dict[str, Any]) -> None:
+        ids, rid = body["input_ids"], body["rid"]
+        assert body["extra_key"] == rid  # or the radix cache leaves rows out
+        self.asked.append(tuple(ids))
+        fault = self.plan.take(ids)
+        with self._lock:
+            self._number += 1
+            name = str(self._number) if self.is_counting else rid
+        if fault == "refused":
+            handler.answer({"error": {"message": "too long"}}, status=400)
+            return
+        if fault == "slow":
+            handler.waits_for_hang_up()
+        facts: dict[str, Any] = {"id": name, "prompt_tokens": len(ids)}
+        if self._folder is not None:
+            writer = threading.Thread(target=self.dump, args=(name, ids), kwargs={"fault": fault})
+            self._writers.append(writer)
+            writer.start()
+            if fault not in ("late", "partial"):
+                writer.join()
+        if body["return_hidden_states"]:
+            facts["hidden_states"] = [self._as_json(ids, fault), [0.0]]
+        if fault == "error":
+            handler.answer({"error": {"message": "internal"}}, status=500)
+        elif fault == "slow":
+            handler.close_connection = True
+        else:
+            handler.answer({"text": "", "meta_info": facts})
+
+    def _as_json(self, ids: Sequence[int], fault: str) -> list[list[float]]:
+        states = self._states(ids)
+        if self.order is not None:
+            states = states[:, self.order]
+        numbers = states.astype(np.float32).reshape(len(ids), -1)
+        if fault == "short":  # the last chunk only
+            numbers = numbers[len(ids) // 2 :]
+        if fault == "other dtype":
+            numbers = numbers + np.float32(2**-20)
+        if fault == "nan":
+            numbers[0, 0] = np.nan
+        rows: list[list[float]] = numbers.tolist()
+        return rows
+
+    def dump(self, name: str, ids: Sequence[int], *, fault: str = "") -> None:
+        """The entry of one request."""
+        assert self._folder is not None
+        if fault == "late":
+            time.sleep(_LATE_S)
+        if fault == "never":
+            return
+        states, tokens = self._states(ids), np.array(ids, dtype=np.int64)
+        if fault in ("slow", "error", "other ids", "poison"):
+            states = poisoned(states)
+        if fault == "other ids":
+            tokens = tokens + 1
+        if fault == "short":
+            tokens, states = tokens[1:], states[1:]
+        parts: dict[str, dict[str, Array]] = {
+            "ids": {} if fault == "no ids" else {"input_ids": tokens},
+            "hidden": {"hidden_states": states},
+        }
+        if self.is_entry_a_folder:
+            entry = self._folder / f"req_{name}"
+            entry.mkdir(exist_ok=True)
+            files = {entry / f"{part}.safetensors": tensors for part, tensors in parts.items() if tensors}
+        else:
+            files = {self._folder / f"req_{name}.safetensors": {**parts["ids"], **parts["hidden"]}}
+        for path, tensors in files.items():
+            data = file_bytes(tensors)
+            path.write_bytes(data[: len(data) // 2] if fault == "partial" else data)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +26,9 @@ from durastore.extract.runner import RunnerLimits
 from durastore.extract.server_settings import ServerSettings
 from durastore.extract.transformers_engine import ModelSettings
 from durastore.formats.staging import GOING_NAME, STAGING_MARKER_NAME, render_request, render_session_file
-from tests.integration.extract_lab import Job, job, make_tokenizer, model_folder, token_rows
+from durastore.store.opening import OptionOverrides
+from durastore_cli.main import run as cli
+from tests.integration.extract_lab import Job, extract_command, job, make_tokenizer, model_folder, token_rows
 from tests.integration.model_servers import States, VllmServer, random_states
 from tests.integration.served_lab import LAYERS, Served, rows_of, small_states
 
@@ -55,7 +60,9 @@ def left_in(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if not name.startswith((".durastore-", STAGING_MARKER_NAME)))
 
 
-def test_every_sample_is_stored_once_and_its_files_are_gone(served: Served, server: VllmServer) -> None:
+def test_every_sample_is_stored_once_and_its_files_are_gone(
+    served: Served, server: VllmServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = rows_of(60)
     served.write(rows)
     report = served.run()
@@ -63,8 +70,13 @@ def test_every_sample_is_stored_once_and_its_files_are_gone(served: Served, serv
     served.check_stored()
     assert left_in(server.folder) == []
     assert len(server.asked) == 60
-    again = served.run()
-    assert (again.exit_code, again.counts.skipped, len(server.asked)) == (0, 60, 60)
+    settings = served.settings
+    command = extract_command(served.job, Path(served.job.request().model), "--layers", LAYERS, "--engine", "vllm")
+    command += ["--endpoint", settings.endpoints[0], "--staging", str(settings.staging), "--staging-limit", "1MiB"]
+    assert cli(command) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["ok"], again["skipped"], len(server.asked)) == (0, 60, 60)
+    assert cli([*command, "--layers", "2", "--engine", "nothing"]) == 2
 
 
 def test_nothing_of_a_request_that_went_wrong_is_stored_and_all_else_is_once(
@@ -191,6 +203,16 @@ def test_workers_share_a_server(served: Served, server: VllmServer) -> None:
 # --- bounded staging -----------------------------------------------------------------------------------------------
 
 STAGING_BYTES = 64 << 20
+SMALL_SPOOL = OptionOverrides(high_watermark_bytes=48 << 20, pack_target_bytes=8 << 20)
+
+
+def _bytes_in(root: Path) -> int:
+    """Of the packs in a spool root; one that goes meanwhile counts nothing."""
+    total = 0
+    for path in root.glob("w-*/packs/*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
 
 
 @pytest.fixture
@@ -225,11 +247,14 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_samples_of_5_mb_pass_through_a_staging_folder_of_64(
     memory_disk: Path, wide_model: Path, tmp_path: Path, seaweed: SeaweedServer, aws_env: dict[str, str]
 ) -> None:
-    """160 tokens, 4 layers, 4,096 numbers of 2 bytes: 5.2 MB each, 210 MB in all."""
+    """160 tokens, 4 layers, 4,096 numbers of 2 bytes: 5.2 MB each, 210 MB in all, through a spool of 48 MiB."""
     del aws_env
     states = random_states((4, 4096))
-    server = VllmServer(memory_disk, states)
     job = Job(tmp_path, wide_model, seaweed)
+    job.options.update(OptionOverrides(reclaim="eager", settle_s=0.1, **SMALL_SPOOL))
+    spool_bytes: list[int] = []
+    server = VllmServer(memory_disk, states)
+    server.after_write = lambda: spool_bytes.append(_bytes_in(job.root))
     with server.running() as url:
         settings = ServerSettings(endpoints=(url,), staging=memory_disk, pace=Pace(concurrency=32))
         served = Served(job, engine="vllm", settings=settings, states=states)
@@ -238,6 +263,8 @@ def test_samples_of_5_mb_pass_through_a_staging_folder_of_64(
     assert (report.error, report.exit_code, report.counts.ok, report.counts.failed) == (None, 0, 40, 0)
     assert server.errors == []  # the server met no full disk either
     assert 5 << 20 < server.peak_bytes < STAGING_BYTES
+    assert max(spool_bytes) <= SMALL_SPOOL["high_watermark_bytes"]
+    sys.stdout.write(f"\nstaging held {server.peak_bytes >> 20} MiB at most, the spool {max(spool_bytes) >> 20} MiB\n")
     served.check_stored()
     assert left_in(memory_disk) == []
 

@@ -76,7 +76,7 @@ def left_in(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_goes_wrong_is_never_handed_out(server: VllmServer, settings: ServerSettings, fault: str) -> None:
-    engine = engine_of(settings)
+    engine = engine_of(settings)  # case B88
     engine.start()
     if fault == "stale":
         (server.folder / "old.safetensors").write_bytes(server.bytes_of(IDS, fault="stale"))

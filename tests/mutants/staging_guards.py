@@ -19,7 +19,54 @@ def _vllm(name: str, clause: str, *, file: str, before: str, after: str) -> Muta
     return Mutant(name=name, clause=clause, file=f"durastore/extract/{file}", before=before, after=after, tests=tests)
 
 
+def _watch(name: str, clause: str, *, file: str, before: str, after: str) -> Mutant:
+    tests = ("tests/integration/test_watch_engine.py",)
+    return Mutant(name=name, clause=clause, file=f"durastore/extract/{file}", before=before, after=after, tests=tests)
+
+
 STAGING: tuple[Mutant, ...] = (
+    _watch(
+        "watch-old-entry",
+        "nothing from stale entries",
+        file="watch_engine.py",
+        before="                if entry.oldest_ns < asked_ns - _CLOCK_SLACK_NS:\n",
+        after="                if False:\n",
+    ),
+    _watch(
+        "watch-dump-without-ids",
+        "a dump without ids is refused",
+        file="dumped.py",
+        before="        if sample.tokens is None and not is_unverified_taken:\n",
+        after="        if False:\n",
+    ),
+    _watch(
+        "watch-old-marker",
+        "an entry counts with a done-marker",
+        file="dumped.py",
+        before="    if newest_ns > mark.identity.mtime_ns:\n",
+        after="    if False:\n",
+    ),
+    _watch(
+        "watch-without-marker",
+        "an entry counts with a done-marker",
+        file="dumped.py",
+        before="        return next((each for each in beside if folder.folder.has(each)), None)\n",
+        after="        return next((each for each in beside if folder.folder.has(each)), name)\n",
+    ),
+    _watch(
+        "watch-dead-not-noted",
+        "orphans of dead requests",
+        file="watch_engine.py",
+        before="            files.died(request, room)\n            raise\n",
+        after="            raise\n",
+    ),
+    _watch(
+        "watch-open-file",
+        "fails while any writer has the file open",
+        file="staged_files.py",
+        before="            if is_quiet and has_writer(fd):\n",
+        after="            if False:\n",
+    ),
     _vllm(
         "vllm-lock-not-waited-for",
         "the answer comes before the write has ended",

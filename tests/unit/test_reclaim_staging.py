@@ -135,6 +135,7 @@ def test_a_file_that_comes_under_the_name_at_the_last_moment_stays(
 
 
 def test_a_file_that_is_being_written_stays(staging: StagingFolder) -> None:
+    # case B37
     staged = written(staging)
     with (staging.path / NAME).open("r+b"):
         assert staging.free(staged, holds=yes) is None
@@ -149,6 +150,7 @@ def test_a_file_that_is_being_written_stays(staging: StagingFolder) -> None:
 
 
 def test_another_name_of_the_file_keeps_every_byte(staging: StagingFolder, tmp_path: Path) -> None:
+    # case B35
     staged = written(staging)
     os.link(staging.path / NAME, tmp_path / "kept")
     staged = parsed(staging)
