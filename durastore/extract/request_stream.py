@@ -24,7 +24,6 @@ __all__ = ["Asker", "Pace", "RequestStream", "in_order"]
 
 _POLL_S = 0.05
 _ROOM_STALL_S = 600.0
-_FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 20.0
 _REFUSED_AT_FIRST = 24
 """A server that does not serve what was asked for must not fail every sample of an input."""
@@ -40,6 +39,8 @@ class Pace:
     """Requests in flight at a time."""
     tries: int = 3
     """Requests for one sample."""
+    first_wait_s: float = 0.5
+    """Before the second one; twice as long before each that follows."""
 
 
 class Asker(Protocol):
@@ -171,7 +172,7 @@ class RequestStream:
 
     def _tried(self, row: TokenRow, room: Reservation) -> Extracted | Refused:
         """In a thread of its own: requests for one sample, until one of them gives it."""
-        wait_s = _FIRST_WAIT_S
+        wait_s = self._pace.first_wait_s
         number = 1
         while True:
             try:

@@ -313,7 +313,7 @@ class SglangServer:
             writer = threading.Thread(target=self.dump, args=(name, ids), kwargs={"fault": fault})
             self._writers.append(writer)
             writer.start()
-            if fault not in ("late", "partial"):
+            if fault != "late":
                 writer.join()
         if body["return_hidden_states"]:
             facts["hidden_states"] = [self._as_json(ids, fault), [0.0]]

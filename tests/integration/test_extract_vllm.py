@@ -6,8 +6,10 @@ import contextlib
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +30,15 @@ from durastore.extract.transformers_engine import ModelSettings
 from durastore.formats.staging import GOING_NAME, STAGING_MARKER_NAME, render_request, render_session_file
 from durastore.store.opening import OptionOverrides
 from durastore_cli.main import run as cli
-from tests.integration.extract_lab import Job, extract_command, job, make_tokenizer, model_folder, token_rows
+from tests.integration.extract_lab import (
+    Job,
+    extract_command,
+    extracting,
+    job,
+    make_tokenizer,
+    model_folder,
+    token_rows,
+)
 from tests.integration.model_servers import States, VllmServer, random_states
 from tests.integration.served_lab import LAYERS, Served, rows_of, small_states
 
@@ -186,6 +196,31 @@ def test_an_audit_asks_a_second_time(served: Served, server: VllmServer) -> None
     assert (report.exit_code, report.counts.ok, report.checks.audited) == (0, 20, 20)
     assert report.checks.worst_difference == 0.0
     assert len(server.asked) == 40
+    assert left_in(server.folder) == []
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_run_leaves_nothing_and_the_next_one_goes_on(
+    served: Served, server: VllmServer, aws_env: dict[str, str]
+) -> None:
+    """Killed with requests in flight, files that nobody read, and files whose samples wait for their put."""
+    served.write(rows_of(100))
+    command = ["--layers", LAYERS, "--engine", "vllm", "--endpoint", served.settings.endpoints[0]]
+    command += ["--staging", str(server.folder), "--concurrency", "4"]
+    model = Path(served.job.request().model)
+    with extracting(served.job, model, aws_env, *command) as process:
+        while len(server.asked) < 40:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    asked = len(server.asked)
+    report = served.run()
+    assert (report.error, report.exit_code, report.counts.ok + report.counts.skipped) == (None, 0, 100)
+    assert report.counts.skipped > 0
+    assert len(server.asked) - asked == report.counts.ok
+    sys.stdout.write(f"\n{asked} asked, then killed: {len(server.asked) - 100} of them asked again\n")
+    served.check_stored()
     assert left_in(server.folder) == []
 
 

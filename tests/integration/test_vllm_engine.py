@@ -56,7 +56,12 @@ def server(tmp_path: Path) -> VllmServer:
 @pytest.fixture
 def settings(server: VllmServer) -> Iterator[ServerSettings]:
     with server.running() as url:
-        yield ServerSettings(endpoints=(url,), staging=server.folder, pace=Pace(concurrency=4, tries=2), timeout_s=2.0)
+        yield ServerSettings(
+            endpoints=(url,),
+            staging=server.folder,
+            pace=Pace(concurrency=4, tries=2, first_wait_s=0.02),
+            timeout_s=20.0,
+        )
 
 
 def engine_of(settings: ServerSettings) -> VllmEngine:
@@ -76,21 +81,27 @@ def left_in(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_goes_wrong_is_never_handed_out(server: VllmServer, settings: ServerSettings, fault: str) -> None:
-    engine = engine_of(settings)  # case B88
+    if fault == "slow":
+        settings = replace(settings, timeout_s=1.0)
+    patient = replace(settings.pace, tries=6)  # on a busy machine an answer that is right may be late as well
+    engine = engine_of(replace(settings, pace=patient))  # case B88
     engine.start()
     if fault == "stale":
         (server.folder / "old.safetensors").write_bytes(server.bytes_of(IDS, fault="stale"))
         (server.folder / "old.safetensors.lock").touch()
         os.utime(server.folder / "old.safetensors", (1, 1))
-    server.plan.add(IDS, fault, "", fault, fault)
-    (good,) = engine.extract(token_rows([IDS]))  # the second request gives it
+    server.plan.add(IDS, fault)
+    (good,) = engine.extract(token_rows([IDS]))  # another request gives it
     check(good)
-    (bad,) = engine.extract(token_rows([IDS]))
+    server.plan.add(IDS, fault, fault)
+    hasty = engine_of(settings)
+    (bad,) = hasty.extract(token_rows([IDS]))
     assert isinstance(bad, Refused)
     assert FAULTS[fault] in bad.reason
     assert bad.attempts == 2
     assert isinstance(good, Extracted)
     good.settle(lambda: True)
+    hasty.close()  # what it left is an ended session's
     left = ["old.safetensors", "old.safetensors.lock"] if fault == "stale" else []
     _until(lambda: left_in(server.folder) == left, engine)
     engine.close()
