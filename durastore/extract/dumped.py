@@ -105,6 +105,8 @@ def find_marker(name: str, folder: StagingFolder) -> str | None:
         paths = folder.files_of(name)
         if paths != [name]:
             return next((path for path in paths if path.rpartition("/")[2] in DONE_NAMES), None)
+        if not is_foreign(name):  # a marker itself
+            return None
         beside = (f"{name}{DONE_SUFFIX}", f"{stem_of(name)}{DONE_SUFFIX}")
         return next((each for each in beside if folder.folder.has(each)), None)
     except OSError:

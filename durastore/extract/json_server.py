@@ -10,8 +10,8 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +21,7 @@ from durastore.errors import ConfigError, EngineFailed
 __all__ = ["AskAgain", "JsonServer", "Unusable"]
 
 _BLOCK_BYTES = 1 << 20
+_CONNECT_S = 10.0
 _SHOWN_CHARACTERS = 300
 _PASSING = frozenset({408, 425, 429})
 
@@ -45,7 +46,7 @@ class JsonServer:
         self._parts = parts
         self._clock = clock
         self._lock = threading.Lock()
-        self._open: set[http.client.HTTPConnection] = set()
+        self._open: set[socket.socket] = set()
         self._is_hung_up = False
 
     def get(self, path: str, *, timeout_s: float) -> Any:
@@ -62,46 +63,56 @@ class JsonServer:
         """Cut every connection, now and from now on: whoever waits gets `AskAgain`. Safe to repeat."""
         with self._lock:
             self._is_hung_up = True
-            sockets = [connection.sock for connection in self._open if connection.sock is not None]
-        for each in sockets:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+            for each in self._open:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
 
     def _ask(self, verb: str, path: str, *, timeout_s: float, sent: tuple[bytes, dict[str, str]] = (b"", {})) -> Any:
         deadline_s = self._clock.monotonic() + timeout_s
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._parts.hostname or "", self._parts.port, timeout=timeout_s)
-        with self._lock:
-            if self._is_hung_up:
-                raise AskAgain("the run is ending")
-            self._open.add(connection)
+        connection = kind(self._parts.hostname or "", self._parts.port, timeout=min(timeout_s, _CONNECT_S))
+        body, headers = sent
+        headers = {"Content-Type": "application/json", **headers} if body else headers
         try:
-            body, headers = sent
-            headers = {"Content-Type": "application/json", **headers} if body else headers
-            connection.request(verb, f"{self._parts.path.rstrip('/')}{path}", body or None, headers)
-            response = connection.getresponse()
-            data = self._whole(response, connection, deadline_s=deadline_s)
+            with self._connected(connection) as wire:
+                wire.settimeout(timeout_s)
+                connection.request(verb, f"{self._parts.path.rstrip('/')}{path}", body or None, headers)
+                response = connection.getresponse()
+                data = self._whole(response, wire, deadline_s=deadline_s)
         except TimeoutError as exc:
             raise AskAgain(f"no answer in {timeout_s:g} s") from exc
         except (OSError, http.client.HTTPException) as exc:
             raise AskAgain(f"no answer: {type(exc).__name__}: {exc}") from exc
         finally:
-            with self._lock:
-                self._open.discard(connection)
             connection.close()
         return _parsed(response.status, data, url=f"{self.url}{path}")
 
-    def _whole(
-        self, response: http.client.HTTPResponse, connection: http.client.HTTPConnection, *, deadline_s: float
-    ) -> bytes:
+    @contextmanager
+    def _connected(self, connection: http.client.HTTPConnection) -> Iterator[socket.socket]:
+        """The connection's socket, which `hang_up` can cut as long as the block lasts."""
+        with self._lock:
+            if self._is_hung_up:
+                raise AskAgain("the run is ending")
+        connection.connect()
+        wire: socket.socket = connection.sock
+        with self._lock:
+            if self._is_hung_up:
+                raise AskAgain("the run is ending")
+            self._open.add(wire)
+        try:
+            yield wire
+        finally:
+            with self._lock:
+                self._open.discard(wire)
+
+    def _whole(self, response: http.client.HTTPResponse, wire: socket.socket, *, deadline_s: float) -> bytes:
         blocks: list[bytes] = []
         while block := response.read1(_BLOCK_BYTES):
             blocks.append(block)
             left_s = deadline_s - self._clock.monotonic()
             if left_s <= 0:
                 raise TimeoutError
-            if connection.sock is not None:  # else a server that sends a byte now and then would be waited for for ever
-                connection.sock.settimeout(left_s)
+            wire.settimeout(left_s)  # else a server that sends a byte now and then would be waited for for ever
         if response.length:
             raise http.client.IncompleteRead(b"", response.length)
         return b"".join(blocks)
