@@ -175,6 +175,34 @@ def test_requests_wait_for_room_and_room_comes_back(server: VllmServer, settings
     engine.close()
 
 
+def test_a_sample_that_never_fits_is_refused_and_the_others_pass(server: VllmServer, settings: ServerSettings) -> None:
+    engine = engine_of(replace(settings, staging_limit_bytes=8192))
+    rows = token_rows([[1] * 200, [2], [3]])
+    results: dict[int, Extracted | Refused] = {}
+    for row, result in engine.stream(iter(rows), may_wait=lambda: True):
+        results[len(row.input_ids)] = result
+        if isinstance(result, Extracted):
+            result.settle(lambda: True)
+    refused = results[200]
+    assert isinstance(refused, Refused)
+    assert "does not fit" in refused.reason
+    assert isinstance(results[1], Extracted)
+    assert [1] * 200 not in [list(ids) for ids in server.asked]
+    engine.close()
+
+
+def test_a_server_that_writes_elsewhere_ends_the_run(server: VllmServer, settings: ServerSettings) -> None:
+    server.plan.add(IDS, "elsewhere")
+    engine = engine_of(settings)
+    with pytest.raises(ConfigError, match="the server writes to"):
+        engine.extract(token_rows([IDS]))
+    engine.close()
+    (server.folder.parent / "other").mkdir()
+    (server.folder.parent / "other" / "somebody's").write_bytes(b"x")
+    with pytest.raises(ConfigError, match="no staging folder"):
+        engine_of(replace(settings, staging=server.folder.parent / "other")).start()
+
+
 def test_room_that_others_took_is_not_there() -> None:
     free = [100]
     room = StagingRoom(lambda: free[0], limit_bytes=1000)
