@@ -71,7 +71,8 @@ histories: venv
 
 # Extractions that share their samples, with ten kills and with a real model: half an hour.
 workers: venv
-	$(BIN)/python -m pytest -q -s -m exhaustive --timeout=3600 tests/integration/test_extract_workers.py $(ARGS)
+	$(BIN)/python -m pytest -q -s -m exhaustive --timeout=3600 -o faulthandler_timeout=4000 tests/integration/test_extract_workers.py \
+	  tests/integration/test_extract_vllm.py $(ARGS)
 
 # 1,000,000 executions of each of our own parsers and 100,000 mutated Parquet and SQLite files: an hour. Shorter:
 # make fuzz ARGS="--executions 20000 --files 2000", or one target: ARGS="--target pack_walk". Findings go to build/fuzz.

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from durastore.extract.preflight import Budget
     from durastore.extract.report import ExtractReport
     from durastore.extract.semantic import CheckReport
+    from durastore.extract.server_settings import ServerSettings
 
 __all__ = ["command"]
 
 _SHOWN = 10
 _LEASE_HELP = "Seconds after which a worker that says nothing loses its samples to the others."
+_ENGINE_HELP = "transformers (default: in this process), vllm, sglang, watch."
 _STORE_OPTIONS = (
     "endpoint_url",
     "region",
@@ -77,6 +79,41 @@ def _model_options(command: F) -> F:
     return command
 
 
+def _engine_options(command: F) -> F:
+    for option in reversed(
+        (
+            click.option(
+                "--engine",
+                default="transformers",
+                show_default=True,
+                metavar="NAME",
+                help="transformers, vllm, sglang, watch.",
+            ),
+            click.option("--endpoint", multiple=True, metavar="URL", help="Of the model server; several take turns."),
+            click.option("--staging", type=click.Path(path_type=Path), help="Folder that the server writes to."),
+            click.option("--staging-limit", type=SIZE, help="Most of it to use (default: 85 % of what is free)."),
+            click.option(
+                "--concurrency", type=click.IntRange(1), default=32, show_default=True, help="Requests at a time."
+            ),
+            click.option("--tries", type=click.IntRange(1), default=3, show_default=True, help="Requests a sample."),
+            click.option(
+                "--request-timeout", type=click.FloatRange(0, min_open=True), default=120.0, show_default=True
+            ),
+            click.option(
+                "--watch-idle",
+                type=click.FloatRange(0, min_open=True),
+                default=600.0,
+                show_default=True,
+                help="Seconds without a new entry that end a watch.",
+            ),
+            click.option("--unverified-input", is_flag=True, help="Take dumps without token ids, and record that."),
+            click.option("--served-model", metavar="NAME", help="The server's name for the model, if it has several."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
 def _sharing_options(command: F) -> F:
     for option in reversed(
         (
@@ -115,6 +152,7 @@ def _budget_options(command: F) -> F:
 @bucket_option
 @local_option
 @_model_options
+@_engine_options
 @remote_options
 @_store_options
 @_sharing_options
@@ -167,6 +205,8 @@ def _request_of(input_path: Path, bucket: str, *, local: Path, options: dict[str
             settings=ModelSettings(
                 dtype=options["dtype"], device=options["device"], is_remote_code_trusted=options["trust_remote_code"]
             ),
+            engine=options["engine"],
+            server=_server_of(options),
             limits=RunnerLimits(batch_tokens=options["batch_tokens"], audit_share=options["audit"] or 0.0),
             max_tokens=options["max_seq_len"],
             is_truncated=options["truncate"],
@@ -181,6 +221,22 @@ def _request_of(input_path: Path, bucket: str, *, local: Path, options: dict[str
             command=("durastore", *(click.get_current_context().obj or ())),
         ),
         options["shard"],
+    )
+
+
+def _server_of(options: dict[str, Any]) -> ServerSettings:
+    from durastore.extract.request_stream import Pace
+    from durastore.extract.server_settings import ServerSettings
+
+    return ServerSettings(
+        endpoints=tuple(options["endpoint"]),
+        staging=options["staging"],
+        staging_limit_bytes=options["staging_limit"],
+        pace=Pace(concurrency=options["concurrency"], tries=options["tries"]),
+        timeout_s=options["request_timeout"],
+        served_model=options["served_model"],
+        idle_s=options["watch_idle"],
+        is_unverified_taken=options["unverified_input"],
     )
 
 

@@ -7,14 +7,14 @@ the same samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from durastore.errors import ConfigError, EngineFailed
-from durastore.extract.engine import Engine, Extracted, Refused
+from durastore.extract.engine import Engine, Extracted, Holds, Refused
 from durastore.extract.rows import TokenRow
 from durastore.extract.state_faults import numbers_of, state_bits
 
@@ -52,6 +52,53 @@ class Audit:
             for row, result in zip(batch, results, strict=True)
         ]
 
+    def over_stream(
+        self,
+        stream: Callable[[Iterator[TokenRow | None]], Iterator[tuple[TokenRow, Extracted | Refused]]],
+        rows: Iterator[TokenRow | None],
+    ) -> Iterator[tuple[TokenRow, Extracted | Refused]]:
+        """What a server's stream gives for the rows. A chosen row is asked for twice, among other neighbours and with
+        whatever the server kept of the first time, and has one result.
+        """
+        first: dict[str, Extracted | Refused] = {}
+
+        def doubled() -> Iterator[TokenRow | None]:
+            for row in rows:
+                yield row
+                if row is not None and self.looks_at(row):
+                    yield row
+
+        for row, result in stream(doubled()):
+            name = str(row.sample_id)
+            if not self.looks_at(row):
+                yield row, result
+            elif name not in first:
+                first[name] = result
+            else:
+                yield row, self._joined(first.pop(name), result)
+        for left in first.values():  # the end came before its second answer
+            if isinstance(left, Extracted):
+                left.settle(None)
+
+    def _joined(self, one: Extracted | Refused, other: Extracted | Refused) -> Extracted | Refused:
+        if isinstance(one, Refused) or isinstance(other, Refused):
+            for each in (one, other):
+                if isinstance(each, Extracted):
+                    each.settle(None)
+            return one if isinstance(one, Refused) else Refused(reason=f"asked again: {_reason(other)}", attempts=2)
+
+        def settle(holds: Holds | None) -> None:
+            one.settle(holds)
+            other.settle(holds)
+
+        return replace(self._compared_with(one, other), settle=settle)
+
+    def _compared_with(self, result: Extracted, alone: Extracted) -> Extracted:
+        def find_fault(tensors: Mapping[str, Any]) -> str | None:
+            return result.find_fault(tensors) or self._compared(tensors["hidden_states"], alone)
+
+        return replace(result, find_fault=find_fault, held_bytes=result.held_bytes + alone.held_bytes)
+
     def _looked_at(self, engine: Engine, row: TokenRow, *, result: Extracted) -> Extracted | Refused:
         try:
             (alone,) = engine.extract([row])
@@ -61,11 +108,7 @@ class Audit:
             alone = Refused(reason=f"{type(exc).__name__}: {exc}")
         if isinstance(alone, Refused):
             return Refused(reason=f"alone, without its batch: {alone.reason}", attempts=2)
-
-        def find_fault(tensors: Mapping[str, Any]) -> str | None:
-            return result.find_fault(tensors) or self._compared(tensors["hidden_states"], alone)
-
-        return replace(result, find_fault=find_fault, held_bytes=result.held_bytes + alone.held_bytes)
+        return self._compared_with(result, alone)
 
     def _compared(self, states: Any, alone: Extracted) -> str | None:
         other = alone.tensors["hidden_states"].cpu()
@@ -80,3 +123,7 @@ class Audit:
         if differences[worst] <= _TOLERANCES.get(str(states.dtype), _TOLERANCE):
             return None
         return f"audit: slot {worst} of its states differs by {differences[worst]:.2g} from what the sample gives alone"
+
+
+def _reason(result: Extracted | Refused) -> str:
+    return result.reason if isinstance(result, Refused) else ""

@@ -12,7 +12,8 @@ from dataclasses import replace
 from durastore.config import resolve_options
 from durastore.errors import ConfigError
 from durastore.extract.crew_job import run_shared_extract
-from durastore.extract.job import ExtractRequest, run_extract
+from durastore.extract.engine_choice import engine_factory
+from durastore.extract.job import ExtractRequest, run_extract, transformers_engine
 from durastore.extract.preflight import Budget
 from durastore.extract.preflight_look import look_ahead
 from durastore.extract.report import ExtractReport
@@ -26,8 +27,11 @@ _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID")
 
 
 def extract(request: ExtractRequest) -> ExtractReport:
-    """Extract every input that is not done. Raises and reports as `run_extract`."""
-    return run_extract(request) if request.workers is None else run_shared_extract(request)
+    """Extract every input that is not done, with the engine that was asked for. Raises and reports as `run_extract`."""
+    factory = engine_factory(request.engine, server=request.server, workers=request.workers) or transformers_engine
+    if request.workers is None:
+        return run_extract(request, engine_factory=factory)
+    return run_shared_extract(request, engine_factory=factory)
 
 
 def refuse_hopeless(request: ExtractRequest, budget: Budget) -> None:

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 
 from durastore.clock import Clock
 from durastore.errors import DurastoreError
-from durastore.extract.engine import Engine, Extracted, Refused
+from durastore.extract.engine import Engine, Extracted, Refused, StreamEngine
 from durastore.extract.rows import TokenRow
 
-__all__ = ["WatchedEngine"]
+__all__ = ["WatchedEngine", "WatchedStream", "watched"]
 
 _BEATS_A_LEASE = 4
 
@@ -73,3 +73,23 @@ class WatchedEngine:
         finally:
             is_over.set()
             thread.join()
+
+
+class WatchedStream(WatchedEngine):
+    """A server's engine. It is never stuck: each of its requests ends by its own time limit."""
+
+    def __init__(self, engine: StreamEngine, *, clock: Clock, lease_s: float) -> None:
+        super().__init__(engine, clock=clock, lease_s=lease_s)
+        self._server = engine
+
+    def stream(
+        self, rows: Iterator[TokenRow | None], *, may_wait: Callable[[], bool]
+    ) -> Iterator[tuple[TokenRow, Extracted | Refused]]:
+        return self._server.stream(rows, may_wait=may_wait)
+
+
+def watched(engine: Engine, *, clock: Clock, lease_s: float) -> WatchedEngine:
+    """The engine with a heartbeat, whichever of the two kinds it is."""
+    if isinstance(engine, StreamEngine):
+        return WatchedStream(engine, clock=clock, lease_s=lease_s)
+    return WatchedEngine(engine, clock=clock, lease_s=lease_s)

@@ -28,6 +28,7 @@ from durastore.extract.records import Records
 from durastore.extract.report import ExtractReport
 from durastore.extract.rows import RowFailure, TokenRow
 from durastore.extract.runner import RunnerLimits, run_rows
+from durastore.extract.server_settings import ServerSettings
 from durastore.extract.shards import WHOLE, Shard
 from durastore.extract.starts import Start, environment_of, note_start, without_user_info
 from durastore.extract.switch import StopSwitch
@@ -70,6 +71,9 @@ class ExtractRequest:
     options: OptionOverrides = field(default_factory=OptionOverrides)
     """What was asked for explicitly; environment and files fill in the rest."""
     settings: ModelSettings = field(default_factory=ModelSettings)
+    engine: str = "transformers"
+    server: ServerSettings = field(default_factory=ServerSettings)
+    """Of an engine that asks one."""
     limits: RunnerLimits = field(default_factory=RunnerLimits)
     max_tokens: int | None = None
     """Longest sample; by default what the model was made for."""
@@ -101,7 +105,7 @@ def describe_run(
     """
     return {
         "kind": "hidden_states",
-        "engine": "transformers",
+        "engine": request.engine,
         "model": identity.description,
         "dtype": request.settings.dtype,
         **plan.describe(),

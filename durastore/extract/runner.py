@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from durastore.errors import ConfigError, DurastoreError, EngineFailed
 from durastore.extract.audit import Audit
 from durastore.extract.batching import batches
-from durastore.extract.engine import Engine, Extracted, Refused
+from durastore.extract.engine import Engine, Extracted, Refused, StreamEngine
 from durastore.extract.ports import SampleStore
 from durastore.extract.rows import RowFailure, TokenRow
 from durastore.extract.semantic import CheckReport
@@ -96,7 +96,8 @@ def run_batches(
 
     def cut(work: _Work) -> Iterator[list[TokenRow]]:
         for batch in source:
-            if rows := list(_not_done(work, batch)):
+            rows = list(_not_done(work, batch))
+            if rows or not batch:
                 yield rows
 
     return _run(cut, store, engine=engine, bookkeeping=bookkeeping, limits=limits)
@@ -141,10 +142,15 @@ def _as_reported(error: Exception | None) -> DurastoreError | None:
 
 
 def _work_off(work: _Work, cut: Iterator[list[TokenRow]]) -> None:
+    if isinstance(work.engine, StreamEngine):
+        _stream_off(work, work.engine, cut=cut)
+        return
     is_started = False
     for batch in cut:
         if work.is_over:
             return
+        if not batch:  # none at the moment
+            continue
         if not is_started:  # a finished run costs no model load
             work.engine.start()
             is_started = True
@@ -154,6 +160,33 @@ def _work_off(work: _Work, cut: Iterator[list[TokenRow]]) -> None:
                 work.tally.add_failed(_failed(row, result))
             elif not work.writer.submit(row, result, may_wait=lambda: not work.switch.is_expired):
                 return
+
+
+def _stream_off(work: _Work, engine: StreamEngine, *, cut: Iterator[list[TokenRow]]) -> None:
+    """As `_work_off`, with a server that is asked for row after row."""
+    batches_left = iter(cut)
+    first = next((batch for batch in batches_left if batch or work.is_over), [])
+    if not first or work.is_over:  # a finished run needs no server
+        return
+    engine.start()
+
+    def rows() -> Iterator[TokenRow | None]:
+        yield from first
+        for batch in batches_left:
+            if work.is_over:
+                return
+            if not batch:  # none at the moment
+                yield None
+            yield from batch
+
+    def may_wait() -> bool:
+        return not work.switch.is_half_over and work.writer.error is None
+
+    for row, result in work.audit.over_stream(lambda each: engine.stream(each, may_wait=may_wait), rows()):
+        if isinstance(result, Refused):
+            work.tally.add_failed(_failed(row, result))
+        elif not work.writer.submit(row, result, may_wait=lambda: not work.switch.is_expired):
+            return
 
 
 def _not_done(work: _Work, rows: Iterable[TokenRow | RowFailure]) -> Iterator[TokenRow]:

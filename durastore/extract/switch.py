@@ -38,6 +38,11 @@ class StopSwitch:
         """True once the grace time after the request is over."""
         return self._deadline is not None and self._clock.monotonic() >= self._deadline
 
+    @property
+    def is_half_over(self) -> bool:
+        """True once half of the grace time is over: the rest is for the flush."""
+        return self._deadline is not None and self._clock.monotonic() >= self._deadline - self._grace_s / 2
+
     def request(self, number: int) -> None:
         """Ask for a stop as if by this signal. A second request changes nothing."""
         if self._signal is None:

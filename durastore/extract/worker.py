@@ -16,7 +16,7 @@ from signal import SIGTERM
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import DurastoreError, StoreClosed
-from durastore.extract.heartbeat import WatchedEngine
+from durastore.extract.heartbeat import watched
 from durastore.extract.inputs import LinePlace, LineReader
 from durastore.extract.job import EngineFactory, ExtractRequest, RunPlan, plan_run
 from durastore.extract.leases import LeaseQueue, Task
@@ -112,7 +112,7 @@ class _Worker:
                 with Records(request.local, run=run, clock=self._clock, worker=f"worker {number}") as records:
                     records.ledger.note("WORKER-START", number=number, pid=os.getpid())
                     made = self._order.engine_factory(plan.source, plan.layers, settings=self._settings())
-                    engine = WatchedEngine(made, clock=self._clock, lease_s=request.lease_s)
+                    engine = watched(made, clock=self._clock, lease_s=request.lease_s)
                     source = leased_batches(queue, plan, request=request, switch=self._switch, clock=self._clock)
                     recorder = _Recorder(queue, records)
                     tally = Tally(0, record=recorder.record, settle=recorder.settle)
@@ -167,7 +167,9 @@ class _Recorder:
 def leased_batches(
     queue: LeaseQueue, plan: RunPlan, *, request: ExtractRequest, switch: StopSwitch, clock: Clock
 ) -> Iterator[list[TokenRow | RowFailure]]:
-    """Batch after batch of leased samples, until there is none to lease and none that another might hand back."""
+    """Batch after batch of leased samples, until there is none to lease and none that another might hand back. An empty
+    one: none at the moment.
+    """
     reader = LineReader(request.input)
     try:
         while switch.signal is None:
@@ -175,6 +177,7 @@ def leased_batches(
             if not tasks and not hopeless:
                 if not queue.has_work_of_others():
                     return
+                yield []  # a server's answers go on being stored meanwhile
                 clock.sleep(_POLL_S)
                 continue
             yield [*hopeless, *(_row_of(task, reader, plan=plan) for task in tasks)]

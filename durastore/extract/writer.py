@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from durastore.codec.staging import Staged, Staging, TorchCuda, is_on_cuda
@@ -35,8 +35,9 @@ class _Job:
 
     row: TokenRow
     held_bytes: int
-    find_fault: Callable[[Mapping[str, Any]], str | None]
     staged: Staged
+    extracted: Extracted
+    """Without its tensors."""
 
 
 class StoreWriter:
@@ -79,7 +80,7 @@ class StoreWriter:
             return False
         with self._changed:
             if self._error is None:
-                self._queue.append(_Job(row, extracted.held_bytes, extracted.find_fault, staged))
+                self._queue.append(_Job(row, extracted.held_bytes, staged, replace(extracted, tensors={})))
                 self._held_bytes += extracted.held_bytes
                 self._changed.notify_all()
                 return True
@@ -152,12 +153,12 @@ class StoreWriter:
             ready: list[tuple[_Job, Mapping[str, Any]]] = []
             for job in jobs:
                 tensors = _on_host(job)
-                fault = find_row_fault(job.row, tensors) or job.find_fault(tensors)
+                fault = find_row_fault(job.row, tensors) or job.extracted.find_fault(tensors)
                 fault = fault or self.watch.find_fault(job.row, tensors)
                 if fault is None:
                     ready.append((job, tensors))
                 else:
-                    self._tally.add_failed(_failure(job.row, stage="states", reason=fault))
+                    self._fail(job, stage="states", reason=fault)
             self._put(ready)
         finally:
             for job in jobs:
@@ -173,12 +174,12 @@ class StoreWriter:
         try:
             self._store.put_many(
                 {str(job.row.sample_id): tensors for job, tensors in ready},
-                meta={str(row.sample_id): {"n_tokens": len(row.input_ids), "line": row.line} for row in rows},
+                meta={str(job.row.sample_id): _meta_of(job) for job, _ in ready},
                 input_digests={str(row.sample_id): row.input_digest.hex for row in rows},
             )
         except InvalidInput as exc:  # one of these samples cannot be stored; the others can
             if len(ready) == 1:
-                self._tally.add_failed(_failure(rows[0], stage="store", reason=f"{exc.code}: {exc.message}"))
+                self._fail(ready[0][0], stage="store", reason=f"{exc.code}: {exc.message}")
                 return
             for each in ready:
                 self._put([each])
@@ -186,6 +187,14 @@ class StoreWriter:
         for job, tensors in ready:
             tensor_bytes = sum(int(tensor.nbytes) for tensor in tensors.values())
             self._tally.add_ok(job.row, tensor_bytes=tensor_bytes)
+            job.extracted.settle(lambda row=job.row: self._holds(row))  # type: ignore[misc]
+
+    def _fail(self, job: _Job, *, stage: str, reason: str) -> None:
+        self._tally.add_failed(RowFailure(line=job.row.line, sample_id=job.row.sample_id, stage=stage, reason=reason))
+        job.extracted.settle(None)
+
+    def _holds(self, row: TokenRow) -> bool:
+        return self._store.contains(str(row.sample_id), input_digest=row.input_digest.hex)
 
 
 def _staging_for(extracted: Extracted) -> Staging:
@@ -199,5 +208,5 @@ def _on_host(job: _Job) -> Mapping[str, Any]:
         raise EngineFailed(f"the states did not reach host memory: {type(exc).__name__}: {exc}") from exc
 
 
-def _failure(row: TokenRow, *, stage: str, reason: str) -> RowFailure:
-    return RowFailure(line=row.line, sample_id=row.sample_id, stage=stage, reason=reason)
+def _meta_of(job: _Job) -> dict[str, Any]:
+    return {"n_tokens": len(job.row.input_ids), "line": job.row.line, **job.extracted.meta}

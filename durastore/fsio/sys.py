@@ -59,6 +59,10 @@ class SystemCalls:
     def unlink(self, name: str, *, dir_fd: int) -> None:
         os.unlink(name, dir_fd=dir_fd)
 
+    def rmdir(self, name: str, *, dir_fd: int) -> None:
+        """Fails if the folder holds anything."""
+        os.rmdir(name, dir_fd=dir_fd)
+
     def rename_new(self, source: str, target: str, *, source_fd: int, target_fd: int) -> None:
         """renameat2 with RENAME_NOREPLACE: one step, and nothing is overwritten. ENOSYS where the C library has none,
         EINVAL where the file system cannot.

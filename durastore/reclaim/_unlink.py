@@ -1,4 +1,4 @@
-"""The only unlink that can remove the last name of data.
+"""The only unlink that can remove the last name of data, and the drop of a folder that holds nothing.
 
 Must never be called without a receipt, never follow a link, never loop, and never run in a cleanup handler.
 """
@@ -11,12 +11,12 @@ from durastore.errors import DiskFailed
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import identify
 from durastore.fsio.sys import SYS
-from durastore.verify.receipt import CopyReceipt, Receipt
+from durastore.verify.receipt import CopyReceipt, Receipt, StagingReceipt
 
-__all__ = ["unlink_proven"]
+__all__ = ["drop_empty_folder", "unlink_proven"]
 
 
-def unlink_proven(folder: Folder, name: str, *, receipt: Receipt | CopyReceipt) -> int:
+def unlink_proven(folder: Folder, name: str, *, receipt: Receipt | CopyReceipt | StagingReceipt) -> int:
     """Spend the receipt and drop the one name; returns the bytes freed. The durable intent must already be written.
 
     `ReceiptRefused` if the file now under that name is not the one proven; `DiskFailed` if the kernel says no. In both
@@ -34,3 +34,12 @@ def unlink_proven(folder: Folder, name: str, *, receipt: Receipt | CopyReceipt) 
     finally:
         os.close(fd)
     return identity.size_bytes
+
+
+def drop_empty_folder(folder: Folder, name: str) -> bool:
+    """Drop a folder that holds nothing: the kernel refuses any other. False if it holds something, or is none."""
+    try:
+        SYS.rmdir(name, dir_fd=folder.fd)
+    except OSError:
+        return False
+    return True

@@ -29,6 +29,7 @@ _COUNTED = (
     "symlink",
     "rename_new",
     "unlink",
+    "rmdir",
     "mkdir",
     "preallocate",
 )

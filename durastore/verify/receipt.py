@@ -1,8 +1,9 @@
 """The right to drop one local file: short-lived, single-use, bound to one inode.
 
-`Receipt` says that the bytes were seen in the bucket, `CopyReceipt` that they were read back on another device. Only
-`verify.verifier` calls `mint` and only `verify.copied` calls `mint_copy`; only `reclaim` spends. None of them can be
-pickled, copied or made by hand.
+`Receipt` says that the bytes were seen in the bucket, `CopyReceipt` that they were read back on another device,
+`StagingReceipt` that a server's file is of no more use to anybody. Only `verify.verifier` calls `mint`, only
+`verify.copied` `mint_copy` and only `verify.staged` `mint_staging`; only `reclaim` spends. None of them can be pickled,
+copied or made by hand.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from durastore.errors import ReceiptRefused
 from durastore.fsio.identity import FileIdentity
 from durastore.model import Digest, Evidence, ObjectKey, render_json
 
-__all__ = ["CopyReceipt", "Receipt", "mint", "mint_copy"]
+__all__ = ["CopyReceipt", "Receipt", "StagingReceipt", "mint", "mint_copy", "mint_staging"]
 
 _SEAL = object()
 
@@ -107,6 +108,17 @@ class CopyReceipt(_Spendable):
         return render_json(facts)
 
 
+class StagingReceipt(_Spendable):
+    """Proof that one file of a server's staging folder was parsed into a durable sample, or is of a request that nobody
+    can use any more (ADR 0014).
+    """
+
+    __slots__ = ()
+
+    def __init__(self, seal: object, *, identity: FileIdentity, expiry: tuple[Clock, float]) -> None:
+        super().__init__(seal, what=f"the staging file of inode {identity.inode}", identity=identity, expiry=expiry)
+
+
 def mint(*, pack_id: int, identity: FileIdentity, evidence: Evidence, clock: Clock, ttl_s: float) -> Receipt:
     """Make a receipt. Called by `verify.verifier` alone; a test holds every other caller off."""
     return Receipt(
@@ -121,3 +133,8 @@ def mint_copy(
     return CopyReceipt(
         _SEAL, identity=identity, target=target, digest=digest, expiry=(clock, clock.monotonic() + ttl_s)
     )
+
+
+def mint_staging(*, identity: FileIdentity, clock: Clock, ttl_s: float) -> StagingReceipt:
+    """Make a receipt for a staging file. Called by `verify.staged` alone; a test holds every other caller off."""
+    return StagingReceipt(_SEAL, identity=identity, expiry=(clock, clock.monotonic() + ttl_s))

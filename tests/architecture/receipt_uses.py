@@ -10,7 +10,9 @@ from tests.architecture.source_tree import SourceFile, Use, load_sources
 HOME = "durastore/verify/receipt.py"
 ISSUER = "durastore/verify/verifier.py"
 COPY_ISSUER = "durastore/verify/copied.py"
-_ISSUERS = {"mint": ISSUER, "mint_copy": COPY_ISSUER}
+STAGING_ISSUER = "durastore/verify/staged.py"
+_ISSUERS = {"mint": ISSUER, "mint_copy": COPY_ISSUER, "mint_staging": STAGING_ISSUER}
+_RECEIPTS = frozenset({"Receipt", "CopyReceipt", "StagingReceipt"})
 MODULE = "durastore.verify.receipt"
 MAY_IMPORT = ("durastore/verify/", "durastore/reclaim/")
 
@@ -25,7 +27,7 @@ def find_receipt_misuses(root: Path) -> list[Use]:
 
 
 def find_mint_calls(root: Path, name: str = "mint") -> list[Use]:
-    """Every call of `mint`, or `mint_copy`: its issuer's own, and none besides."""
+    """Every call of `mint`, or of another of them: its issuer's own, and none besides."""
     return sorted(
         source.use(function, f"{name}(...)")
         for source in load_sources(root)
@@ -42,7 +44,7 @@ def _misuses(source: SourceFile, node: ast.AST) -> list[str]:
             found.append(name)
         if name == "_SEAL":
             found.append("_SEAL")
-    if isinstance(node, ast.Call) and _last(source, node.func) in ("Receipt", "CopyReceipt"):
+    if isinstance(node, ast.Call) and _last(source, node.func) in _RECEIPTS:
         found.append(f"{_last(source, node.func)}(...)")
     if not source.name.startswith(MAY_IMPORT) and _names_module(node):
         found.append(f"import of {MODULE}")

@@ -22,7 +22,11 @@ EXPECTED = [
     # The system call itself, one method, so that crash tests can stop at it (ADR 0001).
     # One step that overwrites nothing: how a file of others is moved out of its folder (ADR 0007).
     Use(file="durastore/fsio/sys.py", function="SystemCalls.rename_new", what="getattr(None, 'renameat2')"),
+    # A folder that holds nothing; the kernel refuses any other (ADR 0014).
+    Use(file="durastore/fsio/sys.py", function="SystemCalls.rmdir", what="os.rmdir"),
     Use(file="durastore/fsio/sys.py", function="SystemCalls.unlink", what="os.unlink"),
+    # An entry of a model server's staging folder, once its files went through the door (ADR 0014).
+    Use(file="durastore/reclaim/_unlink.py", function="drop_empty_folder", what="durastore.fsio.sys.SYS.rmdir"),
     # The only one that can drop the last name of data; it spends a receipt.
     Use(file="durastore/reclaim/_unlink.py", function="unlink_proven", what="durastore.fsio.sys.SYS.unlink"),
     # Test kit: judges each unlink of the process under test, then lets it happen (ADR 0001).

@@ -72,6 +72,7 @@ REMOTE = [
 RECEIPTS = [
     ("durastore/reclaim/engine.py", "from durastore.verify.receipt import mint; mint(pack_id=1)", "mint"),
     ("durastore/reclaim/plan.py", "import durastore.verify.receipt as r; r.mint(pack_id=1)", "mint"),
+    ("durastore/reclaim/staging.py", "import durastore.verify.receipt as r; r.mint_staging(ttl_s=1)", "mint_staging"),
     ("durastore/verify/guards.py", "from durastore.verify.receipt import Receipt; Receipt(path)", "Receipt(...)"),
     ("durastore/verify/guards.py", "from durastore.verify import receipt; receipt._SEAL", "_SEAL"),
     (

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -25,9 +26,10 @@ from durastore.extract.job import ExtractRequest, run_extract, transformers_engi
 from durastore.extract.layers import LayerPlan
 from durastore.extract.model_identity import ModelSource
 from durastore.extract.report import ExtractReport
-from durastore.extract.rows import TokenRow
+from durastore.extract.rows import TokenRow, input_digest
 from durastore.extract.runner import RunnerLimits
 from durastore.extract.transformers_engine import ModelSettings
+from durastore.model import SampleId
 from durastore.store.opening import OptionOverrides
 
 ROOT = Path(__file__).parents[2]
@@ -54,12 +56,27 @@ def make_model(folder: Path) -> Path:
         max_position_embeddings=40,
     )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return make_tokenizer(folder)
+
+
+def make_tokenizer(folder: Path) -> Path:
     words = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def token_rows(samples: Sequence[Sequence[int]]) -> list[TokenRow]:
+    """Rows of these token ids, outside of any input file."""
+    rows = []
+    for line, ids in enumerate(samples, start=1):
+        array = np.array(ids, dtype=np.int64)
+        digest = input_digest(array, None)
+        row = TokenRow(line=line, sample_id=SampleId(f"s{line}"), input_ids=array, loss_mask=None, input_digest=digest)
+        rows.append(row)
+    return rows
 
 
 class Job:

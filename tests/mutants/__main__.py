@@ -21,6 +21,7 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.proof_guards import PROOF
 from tests.mutants.room_guards import ROOM
 from tests.mutants.row_guards import ROWS
+from tests.mutants.staging_guards import STAGING
 from tests.mutants.stop_guards import STOP
 from tests.mutants.training_guards import TRAINING
 from tests.mutants.workbench import Outcome, Workbench
@@ -38,6 +39,7 @@ MUTANTS = (
     *MIGRATE,
     *TRAINING,
     *DOCTOR,
+    *STAGING,
 )
 _LIMIT_S = 120.0
 _ALL_LIMIT_S = 600.0

@@ -1,0 +1,171 @@
+"""Extraction from SGLang servers: states in their answers, or in what they dump."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from durastore.errors import ConfigError, EngineFailed
+from durastore.extract.engine import Extracted, Refused
+from durastore.extract.layers import parse_layers
+from durastore.extract.request_stream import Pace
+from durastore.extract.server_settings import ServerSettings
+from durastore.extract.sglang_engine import SglangEngine
+from durastore.formats.staging import STAGING_MARKER_NAME
+from tests.integration.extract_lab import Job, job, model_folder, token_rows
+from tests.integration.model_servers import SglangServer, States
+from tests.integration.served_lab import Served, rows_of, small_states
+
+__all__ = ["job", "model_folder", "small_states"]  # fixtures
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if not name.startswith((".durastore-", STAGING_MARKER_NAME)))
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Path:
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    return folder
+
+
+def test_a_server_that_dumps_gives_every_sample_once_and_nothing_else(
+    job: Job, small_states: States, dump: Path
+) -> None:
+    server = SglangServer(small_states, folder=dump, is_entry_a_folder=True)
+    rows = rows_of(30)
+    for row, fault in zip(rows, ("late", "partial", "never", "slow", "error", "other ids", "short"), strict=False):
+        server.plan.add(row["input_ids"], fault)
+    server.plan.add(rows[10]["input_ids"], "no ids")
+    with server.running() as url:
+        settings = ServerSettings(
+            endpoints=(url,), staging=dump, pace=Pace(concurrency=8), timeout_s=2.0, write_timeout_s=1.0
+        )
+        served = Served(job, engine="watch", settings=settings, states=small_states)
+        served.write(rows)
+        report = served.run()
+        assert (report.error, report.exit_code, report.counts.ok, report.counts.failed) == (None, 3, 29, 1)
+        served.check_stored(without=[rows[10]["id"]])
+        server.plan.add(rows[10]["input_ids"], "no ids")
+        again = served.run(server=replace(settings, is_unverified_taken=True), is_retry=True)
+        assert (again.exit_code, again.counts.ok) == (0, 1)
+    served.check_stored()
+    metas = {name: job.dataset()[name].meta for name in ("s/9", "s/10")}
+    assert metas == {
+        "s/9": {"line": 10, "n_tokens": len(rows[9]["input_ids"])},
+        "s/10": {"line": 11, "n_tokens": len(rows[10]["input_ids"]), "input": "unverified"},
+    }
+    assert left_in(dump) == []
+
+
+def test_a_folder_that_somebody_else_fills_is_read_as_it_fills(job: Job, small_states: States, dump: Path) -> None:
+    """Entries come in another order than the rows, between others that are of no row or are never done."""
+    server = SglangServer(small_states, folder=dump)
+    rows = rows_of(30)
+    settings = ServerSettings(staging=dump, idle_s=20.0)
+    served = Served(job, engine="watch", settings=settings, states=small_states)
+    served.write(rows)
+
+    def fill() -> None:
+        while not (dump / STAGING_MARKER_NAME).exists():
+            time.sleep(0.02)
+        for number, row in enumerate(reversed(rows)):
+            server.dump(str(number), row["input_ids"], fault="partial")
+            server.dump(f"aborted-{number}", row["input_ids"], fault="poison")  # never marked
+            server.dump(str(number), row["input_ids"])
+            (dump / f"req_{number}.done").touch()
+        server.dump("other", [60, 60, 60], fault="poison")
+        (dump / "req_other.done").touch()
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    report = served.run()
+    thread.join()
+    assert (report.error, report.exit_code, report.counts.ok) == (None, 0, 30)
+    served.check_stored()
+    kept = [f"req_aborted-{number}.safetensors" for number in range(30)]
+    assert left_in(dump) == sorted([*kept, "req_other.done", "req_other.safetensors"])
+
+
+# --- states in the answer --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(small_states: States) -> SglangServer:
+    server = SglangServer(small_states)
+    server.flags["return_aux_hidden_state_layer_ids"] = [2, 3, 0]
+    server.order = [1, 2, 0]  # the server gives the order in which it was asked for
+    return server
+
+
+@pytest.fixture
+def settings(server: SglangServer) -> Iterator[ServerSettings]:
+    with server.running() as url:
+        yield ServerSettings(endpoints=(url,), pace=Pace(concurrency=4, tries=2), timeout_s=5.0)
+
+
+def test_states_in_the_answer_are_stored_exactly(
+    server: SglangServer, settings: ServerSettings, job: Job, small_states: States
+) -> None:
+    rows = rows_of(30)
+    for row, fault in zip(rows, ("short", "nan", "error", "other dtype"), strict=False):
+        server.plan.add(row["input_ids"], fault)
+    server.plan.add(rows[5]["input_ids"], "refused")
+    served = Served(job, engine="sglang", settings=settings, states=small_states)
+    served.write(rows)
+    report = served.run()
+    assert (report.error, report.exit_code, report.counts.ok, report.counts.failed) == (None, 3, 29, 1)
+    served.check_stored(without=[rows[5]["id"]])
+    assert (served.run().exit_code, len(server.asked)) == (0, 30 + 4 + 1)
+    served.check_stored()
+    server.flags["disable_radix_cache"] = False
+    served.write(rows_of(31))
+    report = served.run()
+    assert isinstance(report.error, ConfigError)
+    assert "--disable-radix-cache" in report.error.message
+    assert report.counts.left == 1
+
+
+def _engine(settings: ServerSettings) -> SglangEngine:
+    plan = parse_layers("1,3,last", num_layers=4)
+    return SglangEngine(settings, plan, model=("LlamaForCausalLM", 32, "bfloat16"))
+
+
+@pytest.mark.parametrize(
+    "fault, said",
+    [("short", "rows of states"), ("nan", "NaN"), ("other dtype", "another dtype"), ("error", "500")],
+)
+def test_what_goes_wrong_is_refused(server: SglangServer, settings: ServerSettings, fault: str, said: str) -> None:
+    ids = [5, 6, 7, 8]
+    server.plan.add(ids, fault, fault)
+    refused, good = _engine(settings).extract(token_rows([ids, [1]]))
+    assert isinstance(refused, Refused)
+    assert said in refused.reason
+    assert isinstance(good, Extracted)
+    assert good.tensors["hidden_states"].shape == (1, 3, 32)
+
+
+def test_a_server_that_cannot_be_used_is_told_before_the_first_request(
+    server: SglangServer, settings: ServerSettings
+) -> None:
+    server.info_path = "/server_info"
+    _engine(settings).start()
+    server.flags["chunked_prefill_size"] = 8192
+    with pytest.raises(ConfigError, match="--chunked-prefill-size -1"):
+        _engine(settings).start()
+    server.info_path = "/nowhere"
+    with pytest.raises(EngineFailed, match="does not tell"):
+        _engine(settings).start()
+    server.is_sick = True
+    with pytest.raises(EngineFailed, match="503"):
+        _engine(settings).start()
+    with pytest.raises(ConfigError, match="--endpoint"):
+        _engine(replace(settings, endpoints=()))
+    assert server.asked == []
