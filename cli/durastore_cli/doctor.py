@@ -22,7 +22,9 @@ __all__ = ["command"]
 @click.option("--data", metavar="FILE", help="The input of the extraction (default: that of the last start).")
 @click.option("--server", metavar="URL", help="An extraction server (vLLM or SGLang) to be asked for one sample.")
 @click.option("--staging", metavar="DIR", help="Where that server puts its files.")
-@click.option("--apply", is_flag=True, help="Move doubtful packs to quarantine, once what matches was copied.")
+@click.option(
+    "--apply", is_flag=True, help="Put doubtful packs aside, once what matches was copied; let stale staging go."
+)
 @click.option("--any-filesystem", is_flag=True, help="Also on a network, FUSE, overlay or memory file system.")
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
 def command(

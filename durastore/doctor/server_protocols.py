@@ -62,13 +62,13 @@ class ExtractionServer:
     settings: Mapping[str, Any]
     """What it tells of how it was started, where it does."""
 
-    def ask(self, ids: Ids, *, staging: Path | None, clock: Clock) -> Answer:
-        """The states of this prompt. `EndpointUnreachable` where nothing comes, `EngineFailed` for an answer that is
-        none. Each call is one forward pass; safe to repeat.
+    def ask(self, ids: Ids, *, staging: Path | None, clock: Clock, request: str | None = None) -> Answer:
+        """The states of this prompt, asked under the id `request`. `EndpointUnreachable` where nothing comes,
+        `EngineFailed` for an answer that is none. Each call is one forward pass; safe to repeat.
         """
         if self.kind == "sglang":
             return _ask_sglang(self.url, ids)
-        return _ask_vllm(self, ids, staging=staging, clock=clock)
+        return _ask_vllm(self, ids, staging=staging, clock=clock, request=request)
 
 
 def identify_server(url: str) -> ExtractionServer:
@@ -89,7 +89,9 @@ def identify_server(url: str) -> ExtractionServer:
     return ExtractionServer(url=base, kind="vllm", model=str(models[0].get("id")), settings={})
 
 
-def _call(base: str, path: str, *, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+def _call(
+    base: str, path: str, *, body: Mapping[str, Any] | None = None, request: str | None = None
+) -> tuple[int, Any]:
     """Status and JSON (None for none) of a GET, with a body of a POST. `ConfigError`, `EndpointUnreachable`."""
     parts = urlsplit(base)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
@@ -102,6 +104,7 @@ def _call(base: str, path: str, *, body: Mapping[str, Any] | None = None) -> tup
             connection.sock.settimeout(_ANSWER_S)
             data = json.dumps(body).encode() if body is not None else None
             headers = {"Content-Type": "application/json"} if data is not None else {}
+            headers |= {"X-Request-Id": request} if request is not None else {}
             connection.request("GET" if data is None else "POST", parts.path + path, body=data, headers=headers)
             answer = connection.getresponse()
             text = answer.read(_ANSWER_BYTES + 1)
@@ -119,8 +122,8 @@ def _call(base: str, path: str, *, body: Mapping[str, Any] | None = None) -> tup
         return status, None
 
 
-def _asked(base: str, path: str, *, body: Mapping[str, Any]) -> dict[str, Any]:
-    status, told = _call(base, path, body=body)
+def _asked(base: str, path: str, *, body: Mapping[str, Any], request: str | None = None) -> dict[str, Any]:
+    status, told = _call(base, path, body=body, request=request)
     if status != 200 or not isinstance(told, dict):
         raise EngineFailed(f"{path} answers {status} to one sample of {base}'s own length: {str(told)[:200]}")
     return told
@@ -129,7 +132,7 @@ def _asked(base: str, path: str, *, body: Mapping[str, Any]) -> dict[str, Any]:
 # --- vLLM ------------------------------------------------------------------------------------------------------------
 
 
-def _ask_vllm(server: ExtractionServer, ids: Ids, *, staging: Path | None, clock: Clock) -> Answer:
+def _ask_vllm(server: ExtractionServer, ids: Ids, *, staging: Path | None, clock: Clock, request: str | None) -> Answer:
     body = {
         "model": server.model,
         "prompt": ids.tolist(),
@@ -137,7 +140,7 @@ def _ask_vllm(server: ExtractionServer, ids: Ids, *, staging: Path | None, clock
         "temperature": 0,
         "return_token_ids": True,
     }
-    told = _asked(server.url, "/v1/completions", body=body)
+    told = _asked(server.url, "/v1/completions", body=body, request=request)
     try:
         seen = tuple(int(i) for i in told["choices"][0]["prompt_token_ids"])
         file = Path(str(told["kv_transfer_params"]["hidden_states_path"]))

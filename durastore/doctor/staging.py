@@ -1,7 +1,8 @@
 """What an extraction server has left in its staging folder.
 
 Duty: the staging stage: entries against the start of the server that is up now, and the kernel's word on who still
-writes. Only lists: files leave a staging folder only through the staging door of `reclaim`. Must never follow a link.
+writes and whose requests are dead. With `is_applied` files of dead requests go, through the staging door of `reclaim`
+and by its rules. Must never follow a link, and never act in a folder without durastore's marker.
 """
 
 from __future__ import annotations
@@ -14,14 +15,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from durastore.clock import Clock
 from durastore.doctor.request import Examination
 from durastore.doctor.stages import Verdict
-from durastore.fsio.lock import holders
+from durastore.errors import DiskFailed
+from durastore.extract.staged_files import StagedFiles
+from durastore.extract.staging_room import StagingRoom
+from durastore.formats.staging import STAGING_MARKER_NAME, parse_staging, render_session_file, request_in
+from durastore.fsio.folder import Folder
+from durastore.fsio.lock import FlockedFile, holders
+from durastore.reclaim.staging import StagingFolder
 
-__all__ = ["StagedEntry", "find_entries", "look_at_staging"]
+__all__ = ["StagedEntry", "find_entries", "look_at_staging", "opened_door"]
 
 _SHOWN = 10
 _LOCK_SUFFIX = ".lock"
+_OWN = (STAGING_MARKER_NAME, ".durastore-")
+_MARKER_LIMIT_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +44,13 @@ class StagedEntry:
     """Unix seconds of its last change."""
     is_held: bool
     """A process holds its lock: it is being written or read."""
+    is_dead: bool = False
+    """Of a request whose process is gone, as the kernel says: nobody will ever read it."""
 
     def is_stale(self, server_started_s: float | None) -> bool:
-        """Written before the server that is up now began, and nobody holds it."""
-        return server_started_s is not None and not self.is_held and self.changed_s < server_started_s
+        """Of a dead request, or written before the server that is up now began; and nobody holds it."""
+        is_older = server_started_s is not None and self.changed_s < server_started_s
+        return not self.is_held and (self.is_dead or is_older)
 
 
 def look_at_staging(seen: Examination) -> Verdict:
@@ -47,28 +60,84 @@ def look_at_staging(seen: Examination) -> Verdict:
         return Verdict.skipped("no staging folder was named (--staging)")
     if not path.is_dir():
         return Verdict.of_faults((), (f"{path} is not there: the server makes it",), summary="no staging folder")
+    done = list(_settle(path, clock=seen.clock)) if seen.request.is_applied else []
     entries = list(find_entries(path))
     began = seen.server_started_s
     stale = [entry for entry in entries if entry.is_stale(began)]
     total = sum(entry.size_bytes for entry in entries)
     summary = f"{len(entries)} files, {total} bytes"
-    if began is None:
+    if began is None and not stale:
         summary += "; when their server began is not known"
     else:
-        summary += f"; {len(stale)} of an older start of the server, {sum(e.size_bytes for e in stale)} bytes"
+        summary += f"; {len(stale)} of an older start, {sum(e.size_bytes for e in stale)} bytes"
     facts = {"path": str(path), "server_started_s": began, "entries": [_facts(entry, began) for entry in entries]}
-    shown = stale if began is not None else entries
-    return Verdict.of_faults((), _notes(shown), summary=summary, facts=facts)
+    shown = stale if began is not None or stale else entries
+    return Verdict.of_faults((), [*done, *_notes(shown)], summary=summary, facts=facts)
+
+
+def opened_door(path: Path, *, clock: Clock) -> StagingFolder | None:
+    """The folder with a session of this process; None where it is not there, or has no marker: then nothing in it is
+    durastore's to touch. `ConfigError`, `IntegrityError`, OSError.
+    """
+    try:
+        with Folder.open(path) as folder:
+            marker = folder.read_bytes(STAGING_MARKER_NAME, limit_bytes=_MARKER_LIMIT_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return StagingFolder.open(path, served=parse_staging(marker).served, clock=clock)
+
+
+def _settle(path: Path, *, clock: Clock) -> Iterator[str]:
+    """Let go what ended sessions left, as an engine does when it joins the folder."""
+    door = opened_door(path, clock=clock)
+    if door is None:
+        yield "no staging folder that durastore marked: nothing is taken out of it"
+        return
+    before = list(find_entries(path))
+    files = StagedFiles(door, StagingRoom(door.free_bytes), clock=clock)
+    try:
+        files.tidy(is_due=True)
+    finally:
+        files.close()
+    left = {entry.name for entry in find_entries(path)}
+    gone = [entry for entry in before if entry.name not in left]
+    if gone:
+        yield f"{len(gone)} files of dead requests went, {sum(entry.size_bytes for entry in gone)} bytes"
+
+
+def _is_dead(folder: Folder, name: str) -> bool:
+    """Whether the kernel says that whoever made the file's request is gone. One that was never here is not known."""
+    found = request_in(name)
+    if found is None:
+        return False
+    try:
+        lock = FlockedFile.try_lock_existing(folder, render_session_file(found[0]), is_shared=True)
+    except (OSError, DiskFailed):
+        return False
+    if lock is None:
+        return False
+    lock.close()
+    return True
 
 
 def find_entries(path: Path) -> Iterator[StagedEntry]:
-    """The regular files right in the folder, by name. OSError where it cannot be read."""
-    for name in sorted(os.listdir(path)):
-        stat = os.lstat(path / name)
-        if stat_module.S_ISREG(stat.st_mode):
+    """The server's regular files right in the folder, by name. OSError where it cannot be read."""
+    with Folder.open(path) as folder:
+        for name in folder.names():
+            try:
+                stat = os.lstat(path / name)
+            except FileNotFoundError:
+                continue  # its reader was faster
+            if name.startswith(_OWN) or not stat_module.S_ISREG(stat.st_mode):
+                continue
             locked = path / (name if name.endswith(_LOCK_SUFFIX) else f"{name}{_LOCK_SUFFIX}")
-            held = bool(holders(locked)) or bool(holders(path / name))
-            yield StagedEntry(name=name, size_bytes=stat.st_size, changed_s=stat.st_mtime, is_held=held)
+            yield StagedEntry(
+                name=name,
+                size_bytes=stat.st_size,
+                changed_s=stat.st_mtime,
+                is_held=bool(holders(locked)) or bool(holders(path / name)),
+                is_dead=_is_dead(folder, name),
+            )
 
 
 def _notes(entries: list[StagedEntry]) -> Iterator[str]:
@@ -85,5 +154,6 @@ def _facts(entry: StagedEntry, began: float | None) -> dict[str, Any]:
         "bytes": entry.size_bytes,
         "changed_s": entry.changed_s,
         "is_held": entry.is_held,
-        "is_stale": entry.is_stale(began) if began is not None else None,
+        "is_dead": entry.is_dead,
+        "is_stale": entry.is_stale(began) if began is not None or entry.is_dead else None,
     }

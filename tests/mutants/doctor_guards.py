@@ -171,6 +171,26 @@ _SERVER_GUARDS = (
     ),
 )
 
+_STAGING_GUARDS = (
+    _mutant(
+        "doctor/staging.py",
+        "doctor-clears-untold",
+        clause="cleared only through the staging door",
+        change=(" if seen.request.is_applied else []\n    entries", "\n    entries"),
+        test=f"{_SERVER}::test_dead_requests_are_told_and_only_told",
+    ),
+    _mutant(
+        "doctor/staging.py",
+        "doctor-calls-the-living-dead",
+        clause="entries of an older server start",
+        change=(
+            "    if lock is None:\n        return False\n    lock.close()",
+            "    if lock is None:\n        return True\n    lock.close()",
+        ),
+        test=f"{_SERVER}::test_dead_requests_are_told_and_only_told",
+    ),
+)
+
 _START_GUARDS = (
     _mutant(
         "extract/starts.py",
@@ -188,4 +208,4 @@ _START_GUARDS = (
     ),
 )
 
-DOCTOR = (*_PACK_GUARDS, *_STAGE_GUARDS, *_SERVER_GUARDS, *_START_GUARDS)
+DOCTOR = (*_PACK_GUARDS, *_STAGE_GUARDS, *_SERVER_GUARDS, *_STAGING_GUARDS, *_START_GUARDS)

@@ -39,6 +39,7 @@ class LabServer:
         self.lie = lie
         self.settings = settings or {"disable_radix_cache": True, "chunked_prefill_size": -1}
         self.asked: list[list[int]] = []
+        self.request: str | None = None
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -97,7 +98,7 @@ class LabServer:
 
     def _complete(self, ids: list[int]) -> dict[str, Any]:
         states = self._states(ids)
-        name = f"cmpl-{len(self.asked)}-0-00000000.safetensors"
+        name = f"cmpl-{self.request or len(self.asked)}-0-0000000a.safetensors"
         kept = [ids[0], *ids[1:]] if self.lie != "tokens" else [ids[0] + 1, *ids[1:]]
         tensors = {"token_ids": np.array(kept, np.int64), "hidden_states": states.astype(ml_dtypes.bfloat16)}
         thread = threading.Thread(target=self._write, args=(name, save(tensors)))
@@ -142,6 +143,7 @@ def _handler(lab: LabServer) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            lab.request = self.headers.get("X-Request-Id")
             self._answer(*lab.post(self.path, body))
 
         def _answer(self, status: int, told: Any) -> None:

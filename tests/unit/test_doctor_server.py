@@ -19,8 +19,10 @@ from durastore.doctor.server_protocols import identify_server
 from durastore.doctor.stages import Stage, StageReport, Status, run_stages
 from durastore.doctor.staging import look_at_staging
 from durastore.errors import ConfigError
-from durastore.model import Run
+from durastore.formats.staging import render_request
+from durastore.model import Digest, Run
 from durastore.objectstore.location import BucketUrl
+from durastore.reclaim.staging import StagingFolder
 from tests.unit.extraction_server import HIDDEN, LAYERS, LabServer
 
 RUN = Run.of({"layers": [1, 3, 4], "model": {"hidden_size": HIDDEN}})
@@ -37,9 +39,12 @@ class Lab:
     def server(self, kind: str, *, lie: str = "", **settings: Any) -> LabServer:
         return LabServer(kind, self.staging, lie=lie, settings=settings or None)
 
-    def look(self, url: str | None, *, run: Run | None = RUN, ids: list[int] | None = IDS) -> StageReport:
+    def look(
+        self, url: str | None, *, run: Run | None = RUN, ids: list[int] | None = IDS, is_applied: bool = False
+    ) -> StageReport:
+        bucket = BucketUrl.parse("memory://b")
         request = DoctorRequest(
-            local=self.staging, bucket=BucketUrl.parse("memory://b"), server=url, staging=self.staging
+            local=self.staging, bucket=bucket, server=url, staging=self.staging, is_applied=is_applied
         )
         with ExitStack() as stack:
             seen = Examination(request=request, clock=SYSTEM_CLOCK, resources=stack, run=run)
@@ -180,3 +185,53 @@ def test_where_no_server_is_known_all_entries_are_told(lab: Lab) -> None:
     assert verdict.status is Status.NOTE
     assert "not known" in verdict.summary
     assert len(verdict.lines) == 1
+
+
+class Sessions:
+    """A marked staging folder with files of an ended session, of a living one, and of somebody else."""
+
+    def __init__(self, staging: Path) -> None:
+        self.staging = staging
+        ended, self.living = (StagingFolder.open(staging, served=Digest.of(b"lab"), clock=SYSTEM_CLOCK) for _ in "ab")
+        ended.close()
+        self.dead = self._write(f"cmpl-{render_request(ended.session, 1)}-0-0000000a.safetensors")
+        self.alive = self._write(f"cmpl-{render_request(self.living.session, 1)}-0-0000000a.safetensors")
+        self.foreign = self._write("cmpl-of-others-0-0000000a.safetensors")
+
+    def _write(self, name: str) -> str:
+        (self.staging / name).write_bytes(bytes(100))
+        (self.staging / f"{name}.lock").write_bytes(b"")
+        return name
+
+    def names(self) -> set[str]:
+        return {name for name in os.listdir(self.staging) if name.startswith("cmpl-") and not name.endswith(".lock")}
+
+
+def test_dead_requests_are_told_and_only_told(lab: Lab) -> None:
+    made = Sessions(lab.staging)
+    lab.look(None)
+    verdict = look_at_staging(lab.seen)
+    told = {line.partition(":")[0] for line in verdict.lines}
+    assert told == {made.dead, f"{made.dead}.lock"}
+    assert made.names() == {made.dead, made.alive, made.foreign}
+    made.living.close()
+
+
+def test_told_to_dead_requests_go_through_the_door_with_what_the_look_left_and_nothing_else(lab: Lab) -> None:
+    made = Sessions(lab.staging)
+    with lab.server("vllm").running() as server:
+        assert lab.look(server.url, is_applied=True).status is Status.OK
+        assert len(made.names()) == 5
+        verdict = look_at_staging(lab.seen)
+    assert verdict.lines[0].startswith("6 files of dead requests went, "), verdict.lines
+    assert made.names() == {made.alive, made.foreign}
+    made.living.close()
+
+
+def test_a_folder_that_durastore_did_not_mark_is_left_as_it_is(lab: Lab) -> None:
+    name = f"cmpl-{render_request('0' * 16, 1)}-0-0000000a.safetensors"
+    (lab.staging / name).write_bytes(bytes(10))
+    lab.look(None, is_applied=True)
+    verdict = look_at_staging(lab.seen)
+    assert "nothing is taken out of it" in verdict.lines[0]
+    assert os.listdir(lab.staging) == [name]
