@@ -33,7 +33,7 @@ def look_at_server(seen: Examination) -> Verdict:
     url = seen.request.server
     if url is None:
         return Verdict.skipped("no server was named (--server)")
-    server = identify_server(url)
+    server = identify_server(url, clock=seen.clock)
     seen.server_started_s = _started(url, seen)
     ids = seen.probe_ids if seen.probe_ids is not None else np.array(_PLAIN_IDS, dtype=np.int64)
     run = seen.described_run()
@@ -48,7 +48,7 @@ def look_at_server(seen: Examination) -> Verdict:
     faults += _setting_faults(server)
     notes = [f"the look left {file} in staging" for file in files]
     facts: dict[str, Any] = {
-        "url": server.url,
+        "url": server.client.server.url,
         "kind": server.kind,
         "model": server.model,
         "tokens": len(ids),

@@ -6,10 +6,9 @@ credential. Must never follow a path that the server names out of the staging fo
 
 from __future__ import annotations
 
-import http.client
-import json
-from collections.abc import Mapping
-from contextlib import closing
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,19 @@ from durastore.adopt.foreign_formats.containers import parse_foreign
 from durastore.adopt.foreign_formats.contents import Unparsed
 from durastore.clock import Clock
 from durastore.errors import ConfigError, EndpointUnreachable, EngineFailed, SpoolUnreadable
+from durastore.extract.json_server import AskAgain, JsonServer, Unusable
+from durastore.extract.vllm_engine import VllmClient
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import FlockedFile
 
 __all__ = ["Answer", "ExtractionServer", "identify_server"]
 
-_CONNECT_S = 10.0
+_HINT = "start it, or leave --server out"
+_LOOK_S = 10.0
 _ANSWER_S = 300.0
 """A server that compiles or loads at its first request takes its time."""
 _WRITTEN_S = 10.0
 _POLL_S = 0.1
-_ANSWER_BYTES = 1 << 30
 _FILE_BYTES = 8 << 30
 
 Ids = npt.NDArray[np.int64]
@@ -55,7 +56,8 @@ class Answer:
 class ExtractionServer:
     """A server that answered, and what it is."""
 
-    url: str
+    client: VllmClient
+    """Which has the connection, also to a server of the other kind."""
     kind: str
     """`vllm` or `sglang`."""
     model: str
@@ -67,94 +69,65 @@ class ExtractionServer:
         `EngineFailed` for an answer that is none. Each call is one forward pass; safe to repeat.
         """
         if self.kind == "sglang":
-            return _ask_sglang(self.url, ids)
+            return _ask_sglang(self.client.server, ids)
         return _ask_vllm(self, ids, staging=staging, clock=clock, request=request)
 
 
-def identify_server(url: str) -> ExtractionServer:
-    """Look whether it is up, and which kind it is. `EndpointUnreachable`, `EngineFailed` where it is neither kind."""
-    base = url.rstrip("/").removesuffix("/v1")
-    status, _ = _call(base, "/health")
-    if status != 200:
-        raise EngineFailed(f"the server at {base} is up and not healthy: /health answers {status}")
-    status, told = _call(base, "/get_model_info")
-    if status == 200 and isinstance(told, dict) and "model_path" in told:
-        status, settings = _call(base, "/get_server_info")
-        known = settings if status == 200 and isinstance(settings, dict) else {}
-        return ExtractionServer(url=base, kind="sglang", model=str(told["model_path"]), settings=known)
-    status, told = _call(base, "/v1/models")
-    models = told.get("data") if status == 200 and isinstance(told, dict) else None
-    if not isinstance(models, list) or not models or not isinstance(models[0], dict):
-        raise EngineFailed(f"the server at {base} is neither vLLM nor SGLang: it names no model")
-    return ExtractionServer(url=base, kind="vllm", model=str(models[0].get("id")), settings={})
-
-
-def _call(
-    base: str, path: str, *, body: Mapping[str, Any] | None = None, request: str | None = None
-) -> tuple[int, Any]:
-    """Status and JSON (None for none) of a GET, with a body of a POST. `ConfigError`, `EndpointUnreachable`."""
-    parts = urlsplit(base)
+def identify_server(url: str, *, clock: Clock) -> ExtractionServer:
+    """Look whether it is up, and which kind it is. `ConfigError`, `EndpointUnreachable`; `EngineFailed` where it is
+    neither kind.
+    """
+    parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-        raise ConfigError("--server is no http(s)://host[:port] without credentials")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname, parts.port, timeout=_CONNECT_S)
+        raise ConfigError("--server is no http(s)://host[:port] without credentials")  # not quoted: it may hold some
+    client = VllmClient(url, clock=clock)
+    said = client.health()
+    if said is not None:
+        raise EndpointUnreachable(f"the extraction server cannot be used: {said}", hint=_HINT)
+    told = _told(client.server, "/get_model_info")
+    if "model_path" in told:
+        settings = _told(client.server, "/get_server_info")
+        return ExtractionServer(client=client, kind="sglang", model=str(told["model_path"]), settings=settings)
     try:
-        with closing(connection):
-            connection.connect()
-            connection.sock.settimeout(_ANSWER_S)
-            data = json.dumps(body).encode() if body is not None else None
-            headers = {"Content-Type": "application/json"} if data is not None else {}
-            headers |= {"X-Request-Id": request} if request is not None else {}
-            connection.request("GET" if data is None else "POST", parts.path + path, body=data, headers=headers)
-            answer = connection.getresponse()
-            text = answer.read(_ANSWER_BYTES + 1)
-            status = answer.status
-    except (OSError, http.client.HTTPException) as exc:
-        raise EndpointUnreachable(
-            f"the extraction server at {base} does not answer: {str(exc) or type(exc).__name__}",
-            hint="start it, or leave --server out",
-        ) from exc
-    if len(text) > _ANSWER_BYTES:
-        raise EngineFailed(f"the server's answer to {path} is longer than {_ANSWER_BYTES} bytes")
-    try:
-        return status, json.loads(text)
-    except ValueError:
-        return status, None
+        models = client.models()
+    except (AskAgain, Unusable):
+        models = []
+    if not models:
+        raise EngineFailed(f"the server at {client.server.url} is neither vLLM nor SGLang: it names no model")
+    return ExtractionServer(client=client, kind="vllm", model=models[0], settings={})
 
 
-def _asked(base: str, path: str, *, body: Mapping[str, Any], request: str | None = None) -> dict[str, Any]:
-    status, told = _call(base, path, body=body, request=request)
-    if status != 200 or not isinstance(told, dict):
-        raise EngineFailed(f"{path} answers {status} to one sample of {base}'s own length: {str(told)[:200]}")
-    return told
+def _told(server: JsonServer, path: str) -> dict[str, Any]:
+    """What it answers to a question that only one of the kinds knows; empty where it does not."""
+    try:
+        told = server.get(path, timeout_s=_LOOK_S)
+    except (AskAgain, Unusable):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+@contextmanager
+def _asking(server: JsonServer) -> Iterator[None]:
+    """Errors of one request as the doctor tells them."""
+    try:
+        yield
+    except AskAgain as exc:
+        raise EndpointUnreachable(f"{server.url} gives nothing for one sample: {exc}", hint=_HINT) from exc
+    except Unusable as exc:
+        raise EngineFailed(f"{server.url} refuses one sample: {exc}") from exc
 
 
 # --- vLLM ------------------------------------------------------------------------------------------------------------
 
 
-def _ask_vllm(server: ExtractionServer, ids: Ids, *, staging: Path | None, clock: Clock, request: str | None) -> Answer:
-    body = {
-        "model": server.model,
-        "prompt": ids.tolist(),
-        "max_tokens": 1,
-        "temperature": 0,
-        "return_token_ids": True,
-    }
-    told = _asked(server.url, "/v1/completions", body=body, request=request)
-    try:
-        seen = tuple(int(i) for i in told["choices"][0]["prompt_token_ids"])
-        file = Path(str(told["kv_transfer_params"]["hidden_states_path"]))
-    except (KeyError, IndexError, TypeError, ValueError) as exc:
-        raise EngineFailed(
-            "the server completes text, and writes no hidden states",
-            hint="it was not started with the extract_hidden_states connector",
-        ) from exc
+def _ask_vllm(asked: ExtractionServer, ids: Ids, *, staging: Path | None, clock: Clock, request: str | None) -> Answer:
+    name = request or f"doctor-{secrets.token_hex(8)}"
+    with _asking(asked.client.server):
+        file = Path(asked.client.extract(ids.tolist(), model=asked.model, request=name, timeout_s=_ANSWER_S))
     if staging is not None and file.resolve().parent != staging.resolve():
         raise EngineFailed(f"the server writes to {file.parent}, and --staging is {staging}")
     token_ids, states = _read_written(file, clock=clock)
-    if token_ids != seen:
-        raise EngineFailed("the file's token ids are not those of the server's answer")
-    return Answer(token_ids=seen, states=states, file=file)
+    return Answer(token_ids=token_ids, states=states, file=file)
 
 
 def _read_written(file: Path, *, clock: Clock) -> tuple[tuple[int, ...], States]:
@@ -189,13 +162,14 @@ def _is_written(folder: Folder, name: str) -> bool:
 # --- SGLang ----------------------------------------------------------------------------------------------------------
 
 
-def _ask_sglang(base: str, ids: Ids) -> Answer:
+def _ask_sglang(server: JsonServer, ids: Ids) -> Answer:
     body = {
         "input_ids": ids.tolist(),
         "sampling_params": {"max_new_tokens": 1, "temperature": 0},
         "return_hidden_states": True,
     }
-    told = _asked(base, "/generate", body=body)
+    with _asking(server):
+        told = server.post("/generate", body, timeout_s=_ANSWER_S)
     try:
         block = told["meta_info"]["hidden_states"][0]
         states = np.array(block, dtype=np.float32)

@@ -92,7 +92,6 @@ def test_without_an_input_any_tokens_do(lab: Lab, kind: str) -> None:
         ("sglang", "zero", "state 1 is zero everywhere"),
         ("vllm", "layers", "2 layers, and the run has 3"),
         ("sglang", "layers", f"{2 * HIDDEN} numbers a token, and the run has {LAYERS} layers of {HIDDEN}"),
-        ("vllm", "tokens", "saw 20 tokens, or other ones"),
         ("sglang", "last", "1 rows of states for 20 tokens"),
     ],
 )
@@ -106,11 +105,12 @@ def test_states_that_are_not_complete_fail(lab: Lab, kind: str, lie: str, word: 
 @pytest.mark.parametrize(
     "kind, lie, code, word",
     [
-        ("vllm", "sick", 1, "/health answers 503"),
-        ("vllm", "error", 1, "out of memory"),
-        ("sglang", "error", 1, "out of memory"),
-        ("vllm", "no states", 1, "writes no hidden states"),
+        ("vllm", "sick", 20, "answered 503"),
+        ("vllm", "error", 20, "out of memory"),
+        ("sglang", "error", 20, "out of memory"),
+        ("vllm", "no states", 2, "does not extract hidden states"),
         ("sglang", "no states", 1, "returns no hidden states"),
+        ("vllm", "tokens", 20, "answered for other token ids"),
         ("vllm", "full", 1, "is not written"),
         ("vllm", "torn", 1, "cannot be read"),
         ("vllm", "elsewhere", 1, "the server writes to /etc"),
@@ -148,7 +148,7 @@ def test_a_server_that_is_down_fails_with_its_own_exit_code(lab: Lab) -> None:
 @pytest.mark.parametrize("url", ["ftp://host", "http://user:secret@host", "host:8000"])
 def test_a_url_that_is_none_or_has_credentials_is_refused(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        identify_server(url)
+        identify_server(url, clock=SYSTEM_CLOCK)
     assert "secret" not in str(refused.value)
 
 
