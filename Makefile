@@ -69,10 +69,10 @@ crash: venv
 histories: venv
 	$(BIN)/python -m pytest -q -m exhaustive --timeout=9000 -o faulthandler_timeout=9500 tests/property $(ARGS)
 
-# Extractions that share their samples, with ten kills and with a real model: half an hour.
+# Extractions that share their samples, with ten kills and with a real model; a full disk with one: half an hour.
 workers: venv
 	$(BIN)/python -m pytest -q -s -m exhaustive --timeout=3600 -o faulthandler_timeout=4000 tests/integration/test_extract_workers.py \
-	  tests/integration/test_extract_vllm.py $(ARGS)
+	  tests/integration/test_extract_vllm.py tests/integration/test_incident_full_disk.py $(ARGS)
 
 # 1,000,000 executions of each of our own parsers and 100,000 mutated Parquet and SQLite files: an hour. Shorter:
 # make fuzz ARGS="--executions 20000 --files 2000", or one target: ARGS="--target pack_walk". Findings go to build/fuzz.
