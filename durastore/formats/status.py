@@ -1,0 +1,109 @@
+"""Status files, format 1: the last words of a process about itself (`docs/format/status.md`).
+
+Duty: a record to the bytes of one of two slots, and both slots back to the newer whole record. No I/O. A torn or
+foreign file is None, never an error and never a guess: what is shown to people must not stop anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+import types
+import typing
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import xxhash
+
+from durastore.observe.status import AtRisk, StoreRecord, WorkerRecord
+
+__all__ = ["SLOT_BYTES", "STORE_STATUS_NAME", "WORKER_STATUS_NAME", "parse_status", "render_slot"]
+
+STORE_STATUS_NAME = "store.status"
+WORKER_STATUS_NAME = "worker.status"
+SLOT_BYTES = 32_768
+_MAGIC = b"DSTATUS1"
+_HEAD = struct.Struct("<8sQIQ")
+"""Magic, number of the record, length of its text, XXH3-64 of number and text."""
+Record = TypeVar("Record", StoreRecord, WorkerRecord)
+
+
+def render_slot(record: StoreRecord | WorkerRecord, *, number: int) -> bytes:
+    """One slot, of the whole slot's size or less. Lists give way where a record would not fit."""
+    text = _text(record)
+    if len(text) > SLOT_BYTES - _HEAD.size:
+        text = _text(_shortened(record))
+    head = _HEAD.pack(_MAGIC, number, len(text), _digest(number, text))
+    return head + text
+
+
+def parse_status(data: bytes, kind: type[Record]) -> Record | None:
+    """The newer whole record of both slots; None if there is none, or if it is of another kind or version."""
+    texts = [_text_of(data[at : at + SLOT_BYTES]) for at in (0, SLOT_BYTES)]
+    newest = max((found for found in texts if found is not None), default=None)
+    if newest is None:
+        return None
+    try:
+        facts = json.loads(newest[1])
+        if not isinstance(facts, dict) or facts.get("kind") != kind.__name__:
+            return None
+        record = _value(kind, facts)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return typing.cast("Record", record)
+
+
+def _text(record: StoreRecord | WorkerRecord) -> bytes:
+    facts = {"kind": type(record).__name__, **dataclasses.asdict(record)}
+    return json.dumps(facts, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+
+
+def _shortened(record: StoreRecord | WorkerRecord) -> StoreRecord | WorkerRecord:
+    if isinstance(record, StoreRecord):
+        at_risk = AtRisk(total=record.at_risk.total, shown=record.at_risk.shown[:1])
+        return replace(record, failures=record.failures[:1], happenings=record.happenings[-2:], at_risk=at_risk)
+    return replace(record, happenings=record.happenings[-2:])
+
+
+def _digest(number: int, text: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(number.to_bytes(8, "little") + text)
+
+
+def _text_of(slot: bytes) -> tuple[int, bytes] | None:
+    if len(slot) < _HEAD.size:
+        return None
+    magic, number, length, digest = _HEAD.unpack_from(slot)
+    text = slot[_HEAD.size : _HEAD.size + length]
+    return (number, text) if magic == _MAGIC and len(text) == length and _digest(number, text) == digest else None
+
+
+# --- JSON to values ------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _fields(kind: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _value(kind: Any, raw: Any) -> Any:
+    """`raw` as a `kind`. TypeError where it is none; fields that are not known are left out, as of a later minor."""
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        if not isinstance(raw, dict):
+            raise TypeError(f"{kind.__name__} is no object")
+        known = _fields(kind)
+        return kind(**{name: _value(known[name], value) for name, value in raw.items() if name in known})
+    origin = typing.get_origin(kind)
+    if origin is tuple:
+        if not isinstance(raw, list):
+            raise TypeError("no list")
+        of = typing.get_args(kind)[0]
+        return tuple(_value(of, each) for each in raw)
+    if origin is types.UnionType:
+        return None if raw is None else _value(next(a for a in typing.get_args(kind) if a is not type(None)), raw)
+    if kind is float and type(raw) is int:
+        return float(raw)
+    if type(raw) is not kind:
+        raise TypeError(f"{raw!r:.40} is no {kind}")
+    return raw
