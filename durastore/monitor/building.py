@@ -14,7 +14,7 @@ from durastore.extract.job_book import JobStanding
 from durastore.monitor.banners import find_banners
 from durastore.monitor.facts import Liveness, RootFacts, SpoolFacts
 from durastore.monitor.history import Counters, History, Rates
-from durastore.monitor.limits import LimitWatch
+from durastore.monitor.limits import LimitWatch, Work
 from durastore.monitor.sums import find_risk, find_rooms, find_transfers, latest_proofs, sum_stages
 from durastore.monitor.view import Banner, Failure, JobView, Probe, View, WorkerView
 from durastore.observe.status import Happening
@@ -59,10 +59,13 @@ class ViewBuilder:
         live = [spool for spool in spools if spool.liveness is Liveness.LIVE]
         limit = self._limits.look(
             stages,
+            Work(
+                is_waiting=any(s.store is not None and s.store.wait is not None for s in live),
+                is_extracting=any(s.worker is not None and s.worker.phase in ("loading", "extracting") for s in live)
+                or bool(self._history.rates().samples),
+                stores=len(live),
+            ),
             now_s=now_s,
-            is_waiting=any(s.store is not None and s.store.wait is not None for s in live),
-            is_extracting=any(s.worker is not None and s.worker.phase in ("loading", "extracting") for s in live)
-            or bool(self._history.rates().samples),
         )
         banners = find_banners(roots, now_ns=now_ns)
         self._tell(banners, now_ns)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from durastore.monitor import words
 from durastore.monitor.view import Limit
 from durastore.observe.status import STAGES, Amount, Stage
 
-__all__ = ["NAMES", "LimitWatch"]
+__all__ = ["NAMES", "LimitWatch", "Work"]
 
 NAMES = {
     "extracted": "extraction",
@@ -27,7 +28,19 @@ NAMES = {
 _LOOKS = 15
 _PRESSED = 0.8
 _BATCH_PACKS = 64
-"""Verified packs wait for company, up to so many: that is no queue."""
+"""Verified packs of a store wait for company, up to so many: that is no queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Who makes samples."""
+
+    is_waiting: bool
+    """A put waits for room."""
+    is_extracting: bool
+    """A model is at work, or the caller's program puts."""
+    stores: int
+    """Open ones."""
 
 
 class LimitWatch:
@@ -35,9 +48,11 @@ class LimitWatch:
 
     def __init__(self) -> None:
         self._looks: deque[tuple[float, tuple[Stage, ...]]] = deque(maxlen=_LOOKS)
+        self._work = Work(is_waiting=False, is_extracting=False, stores=0)
 
-    def look(self, stages: Sequence[Stage], *, now_s: float, is_waiting: bool, is_extracting: bool) -> Limit:
-        """`is_waiting`: a put waits for room. `is_extracting`: a model is at work, or the caller's program puts."""
+    def look(self, stages: Sequence[Stage], work: Work, *, now_s: float) -> Limit:
+        """Monotonic seconds, and how things stand with those who make samples."""
+        self._work, is_waiting = work, work.is_waiting
         self._looks.append((now_s, tuple(stages)))
         by_name = {stage.name: stage for stage in stages}
         pressed = [name for name in ("uploaded", "verified", "manifested") if self._is_pressed(name)]
@@ -48,8 +63,8 @@ class LimitWatch:
             return self._told("reclaimed", by_name, is_waiting=True)
         if self._is_pressed("spooled"):
             return self._told("spooled", by_name, is_waiting=False)
-        if is_extracting:
-            starved = _behind("extracted")
+        if work.is_extracting:
+            starved = tuple(each for each in _behind("extracted") if each in by_name and _is_idle(by_name[each]))
             return Limit(
                 stage="extracted",
                 starved=starved,
@@ -64,12 +79,12 @@ class LimitWatch:
             for stage in stages
             if stage.name == name
         ]
-        least = _BATCH_PACKS if name == "manifested" else 1
+        least = _BATCH_PACKS * max(1, self._work.stores) if name == "manifested" else 1
         return len(depths) >= 3 and sum(depth >= least for depth in depths) >= _PRESSED * len(depths)
 
     def _told(self, name: str, by_name: dict[str, Stage], *, is_waiting: bool) -> Limit:
         waiting = by_name[name].waiting if name in by_name else None
-        starved = tuple(each for each in _behind(name) if each in by_name and not by_name[each].waiting.packs)
+        starved = tuple(each for each in _behind(name) if each in by_name and _is_idle(by_name[each]))
         held_up = STAGES[: STAGES.index(name)] if is_waiting else ()
         parts = [f"{NAMES[name].capitalize()} sets the pace"]
         if waiting is not None:
@@ -93,6 +108,10 @@ class LimitWatch:
         before = next((s.done.size_bytes for s in first if s.name == name), 0)
         after = next((s.done.size_bytes for s in last if s.name == name), 0)
         return (after - before) / (now_s - since_s) if now_s > since_s and after > before else None
+
+
+def _is_idle(stage: Stage) -> bool:
+    return not stage.waiting.packs and not stage.waiting.samples
 
 
 def _behind(name: str) -> tuple[str, ...]:

@@ -45,10 +45,14 @@ class StallWatch:
         self._stall: Stall | None = None
 
     def look(self, stages: Sequence[StageLook], *, now_ns: int) -> Stall | None:
-        """The last stalled stage of the pipeline: what is before it waits for it."""
-        found = None
+        """The last stalled stage of the pipeline, because what is before it waits for it; of several with one reason
+        the first.
+        """
+        found: Stall | None = None
         for stage in stages:
-            found = self._look_at(stage, now_ns) or found
+            stall = self._look_at(stage, now_ns)
+            if stall is not None and (found is None or stall.why != found.why):
+                found = stall
         self._tell(found, now_ns)
         return found
 

@@ -53,6 +53,11 @@ def test_the_last_stage_that_stalls_is_the_cause() -> None:
         found = watch.look(stages, now_ns=second * S)
     assert found is not None
     assert found.stage == "uploaded"
+    behind = look(1, name="verified", obstacle="endpoint down")
+    for second in (11, 12, 20):
+        found = watch.look([*stages, behind], now_ns=second * S)
+    assert found is not None
+    assert found.stage == "uploaded", "one endpoint stops both: the first is named"
 
 
 def test_an_obstacle_lasts_until_a_request_gets_through() -> None:
