@@ -14,8 +14,8 @@ from durastore.extract.job_book import JobStanding
 from durastore.monitor.banners import find_banners
 from durastore.monitor.facts import Liveness, RootFacts, SpoolFacts
 from durastore.monitor.history import Counters, History, Rates
-from durastore.monitor.limits import LimitWatch, Work
-from durastore.monitor.sums import find_risk, find_rooms, find_transfers, latest_proofs, sum_stages
+from durastore.monitor.limits import LimitWatch, Work, stalled_limit
+from durastore.monitor.sums import Totals, find_risk, find_rooms
 from durastore.monitor.view import Banner, Failure, JobView, Probe, View, WorkerView
 from durastore.observe.status import Happening
 
@@ -39,6 +39,7 @@ class ViewBuilder:
 
     def __init__(self) -> None:
         self._history = History()
+        self._totals = Totals()
         self._limits = LimitWatch()
         self._events: deque[Happening] = deque(maxlen=_EVENTS)
         self._pids: dict[str, tuple[int, bool]] = {}
@@ -55,7 +56,8 @@ class ViewBuilder:
         ]
         self._note(named, now_s=now_s, now_ns=now_ns)
         spools = [each.facts for each in named]
-        stages = sum_stages(spools)
+        self._totals.note([(each.name, each.facts) for each in named])
+        stages = self._totals.stages()
         live = [spool for spool in spools if spool.liveness is Liveness.LIVE]
         limit = self._limits.look(
             stages,
@@ -69,6 +71,9 @@ class ViewBuilder:
         )
         banners = find_banners(roots, now_ns=now_ns)
         self._tell(banners, now_ns)
+        stall = next((banner for banner in banners if banner.what == "stall"), None)
+        if stall is not None:
+            limit = stalled_limit(stages, stall)
         failures, failure_count = _failures(roots)
         return View(
             at_ns=now_ns,
@@ -80,8 +85,8 @@ class ViewBuilder:
             limit=limit,
             workers=tuple(self._worker(each) for each in named),
             rooms=find_rooms(roots),
-            transfers=find_transfers(spools),
-            proofs=latest_proofs(spools),
+            transfers=self._totals.transfers(),
+            proofs=self._totals.proofs(),
             audited=sum(s.worker.audited for s in spools if s.worker is not None),
             probes=tuple(_probes(roots)),
             risk=find_risk([(each.name, each.facts) for each in named]),

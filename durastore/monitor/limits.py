@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from durastore.monitor import words
-from durastore.monitor.view import Limit
+from durastore.monitor.view import Banner, Limit
 from durastore.observe.status import STAGES, Amount, Stage
 
-__all__ = ["NAMES", "LimitWatch", "Work"]
+__all__ = ["NAMES", "LimitWatch", "Work", "stalled_limit"]
 
 NAMES = {
     "extracted": "extraction",
@@ -56,6 +56,7 @@ class LimitWatch:
         self._looks.append((now_s, tuple(stages)))
         by_name = {stage.name: stage for stage in stages}
         pressed = [name for name in ("uploaded", "verified", "manifested") if self._is_pressed(name)]
+        pressed = [name for name in pressed if by_name[name].waiting.packs]  # not any more once it is empty
         name = max(pressed, key=lambda each: by_name[each].waiting.size_bytes, default=None)
         if name is not None:
             return self._told(name, by_name, is_waiting=is_waiting)
@@ -108,6 +109,14 @@ class LimitWatch:
         before = next((s.done.size_bytes for s in first if s.name == name), 0)
         after = next((s.done.size_bytes for s in last if s.name == name), 0)
         return (after - before) / (now_s - since_s) if now_s > since_s and after > before else None
+
+
+def stalled_limit(stages: Sequence[Stage], stall: Banner) -> Limit:
+    """Nothing gets through a stage: that is all there is to say."""
+    stage = stall.stage or STAGES[0]
+    behind = _behind(stage)
+    starved = tuple(each.name for each in stages if each.name in behind and _is_idle(each))
+    return Limit(stage=stage, starved=starved, text=f"{stall.title}.")
 
 
 def _is_idle(stage: Stage) -> bool:

@@ -31,14 +31,14 @@ __all__ = ["RootLook"]
 _SILENT_S = 3.5
 _SLOWED_S = 12.0
 _GLANCE_EVERY_S = 30.0
-_SHARE = 0.01
+_SHARE = 0.02
 """Of the time, for what may be large: the queue of an extraction."""
 _SHOWN_FAILURES = 20
 
 
 @dataclass(slots=True)
 class _Due:
-    """When something that costs is due again: so late that it takes a hundredth of the time."""
+    """When something that costs is due again: so late that it takes a fiftieth of the time."""
 
     least_s: float
     at_s: float = 0.0
@@ -108,7 +108,7 @@ class RootLook:
             worker = worker if store is None else None  # of an earlier process of this spool
         teller = store.teller if store is not None else worker.teller if worker is not None else None
         if teller is None:
-            liveness = Liveness.SILENT if self._is_held(name) else Liveness.ENDED
+            liveness = Liveness.SILENT if self._holders(name) else Liveness.ENDED
             return SpoolFacts(name=name, store=None, worker=None, liveness=liveness, silent_s=0.0)
         liveness, silent_s, wait = self._liveness(name, teller, now=now)
         return SpoolFacts(name=name, store=store, worker=worker, liveness=liveness, silent_s=silent_s, disk_wait=wait)
@@ -119,16 +119,19 @@ class RootLook:
             return Liveness.ENDED, age_s or 0.0, None
         if age_s is not None and age_s < (_SLOWED_S if teller.is_slowed else _SILENT_S):
             return Liveness.LIVE, age_s, None
-        if age_s is None or not self._is_held(name):
+        process = look_at_process(teller.pid)
+        holders = self._holders(name)
+        # held by another: the next process of this spool has not said anything yet
+        if age_s is None or not holders or (teller.pid not in holders and not process.is_there):
             return Liveness.KILLED, age_s or 0.0, None
-        return Liveness.SILENT, age_s, look_at_process(teller.pid).disk_wait
+        return Liveness.SILENT, age_s, process.disk_wait
 
-    def _is_held(self, name: str) -> bool:
-        """By the kernel's word; a lock of another PID namespace shows as held by nobody's number."""
+    def _holders(self, name: str) -> list[int]:
+        """By the kernel's word; a lock of another PID namespace shows as held by nobody, or by another number."""
         try:
-            return bool(holders(self._path / name / "lock"))
+            return holders(self._path / name / "lock")
         except OSError:
-            return False
+            return []
 
     def _glanced_at(self, spools: list[SpoolFacts]) -> RootGlance:
         """Journals of spools at rest: when one came to rest, and now and then."""

@@ -241,14 +241,20 @@ class _Room:
         if abs(low - self._low) > 0.001:
             self._low = low
             self._mark.style(f"left: {low:.1%}")
-        self._text.set_text(
-            f"{room.fullest or 'no spool'}: {words.size(room.fullest_bytes)}; low watermark"
-            f" {words.size(room.low_bytes)}, high {words.size(room.high_bytes)}; all spools"
-            f" {words.size(room.used_bytes)}"
-        )
+        if room.fullest is None:
+            self._text.set_text(f"no process is at work; all spools {words.size(room.used_bytes)}")
+        else:
+            self._text.set_text(self._marks_text(room))
         self._disk.set_text(
             f"disk: {words.size(room.free_bytes)} free of {words.size(room.disk_bytes)}, reserve"
             f" {words.size(room.reserve_bytes)}; quarantine {words.size(room.quarantined_bytes)}"
+        )
+
+    @staticmethod
+    def _marks_text(room: RoomView) -> str:
+        return (
+            f"{room.fullest}: {words.size(room.fullest_bytes)}; low watermark {words.size(room.low_bytes)}, high"
+            f" {words.size(room.high_bytes)}; all spools {words.size(room.used_bytes)}"
         )
 
 

@@ -21,7 +21,7 @@ from durastore.observe.events import LOGGER
 __all__ = ["Sampler", "look_once"]
 
 _EVERY_S = 1.0
-_SHARE = 0.03
+_SHARE = 0.1
 _STUCK_S = 10.0
 
 

@@ -8,30 +8,73 @@ from durastore.monitor.facts import Liveness, RootFacts, SpoolFacts
 from durastore.monitor.view import Risk, RoomView
 from durastore.observe.status import STAGES, Amount, PackAtRisk, Proofs, Stage, Transfers
 
-__all__ = ["find_risk", "find_rooms", "find_transfers", "latest_proofs", "sum_stages"]
+__all__ = ["Totals", "find_risk", "find_rooms"]
 
 _SHOWN_PACKS = 10
 
 
-def sum_stages(spools: Sequence[SpoolFacts]) -> tuple[Stage, ...]:
-    """All stages in order: what went through them in the last session of each spool, and what waits before them now."""
-    done = dict.fromkeys(STAGES, Amount())
-    waiting = dict.fromkeys(STAGES, Amount())
-    for spool in spools:
-        is_live = spool.liveness in (Liveness.LIVE, Liveness.SILENT)
-        if spool.worker is not None:
-            worker = spool.worker
-            queued = worker.queued
-            extracted = Amount(samples=worker.ok + queued.samples, size_bytes=worker.tensor_bytes + queued.size_bytes)
-            done["extracted"] = _plus(done["extracted"], extracted)
-            waiting["encoded"] = _plus(waiting["encoded"], queued if is_live else Amount())
-        if spool.store is None:
-            continue
-        for stage in spool.store.stages:
-            if stage.name in done:
-                done[stage.name] = _plus(done[stage.name], stage.done)
-                waiting[stage.name] = _plus(waiting[stage.name], stage.waiting if is_live else Amount())
-    return tuple(Stage(name=name, done=done[name], waiting=waiting[name]) for name in STAGES)
+class Totals:
+    """What went through the stages, and what it took: of the sessions that are to be seen, and of those that were seen
+    before in the same spools. Used by one thread.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, SpoolFacts] = {}
+        self._done = dict.fromkeys(STAGES, Amount())
+        self._transfers, self._proofs = Transfers(), Proofs()
+
+    def note(self, named: Sequence[tuple[str, SpoolFacts]]) -> None:
+        """What is seen now. A spool that has another process than at the last look begins a new session."""
+        for name, spool in named:
+            before = self._last.get(name)
+            if before is not None and before.store is not None and _session_of(before) != _session_of(spool):
+                for stage, amount in _done_of(before).items():
+                    self._done[stage] = _plus(self._done[stage], amount)
+                self._transfers = _add_transfers([self._transfers, before.store.transfers])
+                self._proofs = _add_proofs([self._proofs, before.store.proofs])
+            self._last[name] = spool
+
+    def stages(self) -> tuple[Stage, ...]:
+        """All of them, in order, with what waits before them now."""
+        done, waiting = dict(self._done), dict.fromkeys(STAGES, Amount())
+        for spool in self._last.values():
+            for name, amount in _done_of(spool).items():
+                done[name] = _plus(done[name], amount)
+            if spool.liveness in (Liveness.LIVE, Liveness.SILENT):
+                for name, amount in _waiting_of(spool).items():
+                    waiting[name] = _plus(waiting[name], amount)
+        return tuple(Stage(name=name, done=done[name], waiting=waiting[name]) for name in STAGES)
+
+    def transfers(self) -> Transfers:
+        found = [spool.store.transfers for spool in self._last.values() if spool.store is not None]
+        return _add_transfers([self._transfers, *found])
+
+    def proofs(self) -> Proofs:
+        """Sums, and the last proof of all."""
+        return _add_proofs(
+            [self._proofs, *(spool.store.proofs for spool in self._last.values() if spool.store is not None)]
+        )
+
+
+def _session_of(spool: SpoolFacts) -> tuple[int, int] | None:
+    return (spool.store.teller.pid, spool.store.teller.started_ns) if spool.store is not None else None
+
+
+def _done_of(spool: SpoolFacts) -> dict[str, Amount]:
+    found = {stage.name: stage.done for stage in spool.store.stages} if spool.store is not None else {}
+    if spool.worker is not None:
+        worker, queued = spool.worker, spool.worker.queued
+        found["extracted"] = Amount(
+            samples=worker.ok + queued.samples, size_bytes=worker.tensor_bytes + queued.size_bytes
+        )
+    return {name: amount for name, amount in found.items() if name in STAGES}
+
+
+def _waiting_of(spool: SpoolFacts) -> dict[str, Amount]:
+    found = {stage.name: stage.waiting for stage in spool.store.stages} if spool.store is not None else {}
+    if spool.worker is not None:
+        found["encoded"] = spool.worker.queued
+    return {name: amount for name, amount in found.items() if name in STAGES}
 
 
 def _plus(one: Amount, other: Amount) -> Amount:
@@ -73,8 +116,7 @@ def find_rooms(roots: Sequence[RootFacts]) -> tuple[RoomView, ...]:
     return tuple(rooms)
 
 
-def find_transfers(spools: Sequence[SpoolFacts]) -> Transfers:
-    found = [spool.store.transfers for spool in spools if spool.store is not None]
+def _add_transfers(found: Sequence[Transfers]) -> Transfers:
     return Transfers(
         retries=sum(each.retries for each in found),
         slowdowns=sum(each.slowdowns for each in found),
@@ -84,10 +126,8 @@ def find_transfers(spools: Sequence[SpoolFacts]) -> Transfers:
     )
 
 
-def latest_proofs(spools: Sequence[SpoolFacts]) -> Proofs:
-    """Sums, and the last proof of all."""
-    found = [spool.store.proofs for spool in spools if spool.store is not None]
-    last = max(found, key=lambda proofs: proofs.last_ns or 0, default=Proofs())
+def _add_proofs(found: Sequence[Proofs]) -> Proofs:
+    last = max(found, key=lambda proofs: proofs.last_ns or 0)
     return Proofs(
         attested=sum(each.attested for each in found),
         read_back=sum(each.read_back for each in found),

@@ -47,7 +47,7 @@ def render_screen(view: View) -> RenderableType:
         ),
         *_progress(view),
         _stages(view),
-        Text(view.limit.text, style="italic"),
+        Text(_plain(view.limit.text), style="italic"),
         _workers(view),
         *_rooms(view),
         _risk(view),

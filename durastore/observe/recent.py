@@ -111,4 +111,5 @@ class Recent:
 
 
 def _text(facts: dict[str, Fact]) -> str:
-    return clipped(", ".join(f"{name} {value}" for name, value in facts.items() if value is not None))
+    shown = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in facts.items()}
+    return clipped(", ".join(f"{name} {value}" for name, value in shown.items() if value is not None))

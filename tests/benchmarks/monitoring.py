@@ -1,4 +1,4 @@
-"""The monitor's page over 64 simulated workers and a million samples: first paint, updates, the server's CPU and memory.
+"""The page of the monitor over 64 simulated workers and a million samples: first paint, updates, CPU and memory.
 
 Needs the system's chromium and `durastore[browser]`. What it is compared with are its own limits.
 """

@@ -36,7 +36,7 @@ __all__ = ["model_folder"]  # a fixture
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
 SHOTS = Path(__file__).parents[2] / "build" / "browser"
-SAMPLES = 240
+SAMPLES = 400
 PASS_S = 0.35
 
 
@@ -237,6 +237,8 @@ def _the_end_shows(seen: Seen, run: Run) -> None:
     assert (report.counts.ok, report.counts.failed, report.local_only) == (SAMPLES, 1, ())
     seen.until(lambda: seen.done() == SAMPLES + 1, within_s=10)
     seen.until(lambda: seen.text("#risk").startswith("0 samples"), within_s=40)
+    manifested = seen.text("#stage-manifested").split("\n")[1]
+    assert int(manifested) == SAMPLES, "of all processes that were seen, the killed one's too"
     assert "1 recorded" in seen.text("#failures")
     seen.until(lambda: "exit code 3" in seen.text("section[aria-label=Progress]"), within_s=10)
     seen.shoot("4-finished")

@@ -104,6 +104,7 @@ def test_a_death_is_told_once_also_if_only_its_successor_was_seen() -> None:
     other = spool(0, 0, pid=3000, teller=teller(3000, after_pid=1000))
     view = watched([root(other, after)] * 2, builder, since_s=5)
     assert view.deaths == 2, "w-00's was not seen while it was dead"
+    assert {stage.done.samples for stage in view.stages} == {10}, "what the dead ones did stays counted"
     told = [event.text for event in view.events if event.what.startswith("process.")]
     assert told == [
         "w-01: process 2000 goes on after 1001",
