@@ -249,7 +249,11 @@ class _Session:
         )
         switch = StopSwitch(grace_s=self.request.grace_s, clock=self.clock)
         told = Told(spool=self.spool_path, run=self.run.digest.hex, job=self.job)
-        with self._signals(switch), self._progress(tally, store), reported(told, tally, engine, clock=self.clock):
+        with (
+            self._signals(switch),
+            self._progress(tally, store),
+            reported(told, tally, engine=engine, clock=self.clock),
+        ):
             outcome = run_rows(rows, store, engine=engine, bookkeeping=(tally, switch), limits=self.request.limits)
         return ExtractReport(
             run=self.run.digest.hex,

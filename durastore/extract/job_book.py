@@ -73,17 +73,18 @@ def begin_job(root: Path, job: KnownJob) -> None:
     """The job begins, or goes on. A file that does not take it costs the run nothing."""
     marks = ", ".join("?" * len(_NAMES))
     sql = f"INSERT OR REPLACE INTO job ({', '.join(_NAMES)}) VALUES ({marks})"  # noqa: S608 - names of our own
-    _change(root, sql, tuple(getattr(job, name) for name in _NAMES))
+    _change(root, sql, facts=tuple(getattr(job, name) for name in _NAMES))
 
 
 def end_job(root: Path, job: str, *, report: Noted, clock: Clock) -> None:
     """The job ended. As `begin_job`."""
     counts = report.counts
     facts = (counts.ok, counts.failed, counts.skipped, clock.now_ns(), report.exit_code, job)
-    _change(root, "UPDATE job SET ok = ?, failed = ?, skipped = ?, ended_ns = ?, exit_code = ? WHERE job = ?", facts)
+    sql = "UPDATE job SET ok = ?, failed = ?, skipped = ?, ended_ns = ?, exit_code = ? WHERE job = ?"
+    _change(root, sql, facts=facts)
 
 
-def _change(root: Path, sql: str, facts: tuple[object, ...]) -> None:
+def _change(root: Path, sql: str, *, facts: tuple[object, ...]) -> None:
     try:
         db = WorkDb(root)
         try:

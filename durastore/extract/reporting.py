@@ -41,7 +41,7 @@ class Told:
 
 
 @contextmanager
-def reported(told: Told, tally: Tally, engine: WatchedEngine, *, clock: Clock) -> Iterator[None]:
+def reported(told: Told, tally: Tally, *, engine: WatchedEngine, clock: Clock) -> Iterator[None]:
     """Tell once a second while the block runs. A disk that does not take it costs the run nothing."""
     try:
         folder = Folder.open(told.spool)

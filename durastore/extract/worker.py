@@ -122,7 +122,7 @@ class _Worker:
                         with (
                             records.ledger.hearing(LOGGER),
                             engine.renewing(queue.renew),
-                            reported(told, tally, engine, clock=self._clock),
+                            reported(told, tally, engine=engine, clock=self._clock),
                         ):
                             outcome = run_batches(
                                 source, store, engine=engine, bookkeeping=(tally, self._switch), limits=request.limits

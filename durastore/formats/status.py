@@ -13,7 +13,6 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import xxhash
@@ -50,7 +49,7 @@ def parse_status(data: bytes, kind: type[Record]) -> Record | None:
         facts = json.loads(newest[1])
         if not isinstance(facts, dict) or facts.get("kind") != kind.__name__:
             return None
-        record = _reader(kind)(facts)
+        record = _reader_of(kind)(facts)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return typing.cast("Record", record)
@@ -83,10 +82,16 @@ def _text_of(slot: bytes) -> tuple[int, bytes] | None:
 # --- JSON to values ------------------------------------------------------------------------------------------------
 
 Reader = Callable[[Any], Any]
+_READERS: dict[Any, Reader] = {}
 
 
-@lru_cache(maxsize=128)
-def _reader(kind: Any) -> Reader:
+def _reader_of(kind: Any) -> Reader:
+    if kind not in _READERS:
+        _READERS[kind] = _made_reader(kind)
+    return _READERS[kind]
+
+
+def _made_reader(kind: Any) -> Reader:
     """What makes a value of `kind` of JSON. It raises TypeError where it is none; fields that are not known are left
     out, as of a later minor. Put together once for each kind: a monitor reads over a hundred records a second.
     """
@@ -95,7 +100,7 @@ def _reader(kind: Any) -> Reader:
     if typing.get_origin(kind) is tuple:
         return _list_reader(typing.get_args(kind)[0])
     if typing.get_origin(kind) is types.UnionType:
-        inner = _reader(next(each for each in typing.get_args(kind) if each is not type(None)))
+        inner = _reader_of(next(each for each in typing.get_args(kind) if each is not type(None)))
         return lambda raw: None if raw is None else inner(raw)
     allowed = (int, float) if kind is float else (kind,)
 
@@ -108,7 +113,7 @@ def _reader(kind: Any) -> Reader:
 
 
 def _object_reader(kind: type[Any]) -> Reader:
-    readers = {name: _reader(each) for name, each in typing.get_type_hints(kind).items()}
+    readers = {name: _reader_of(each) for name, each in typing.get_type_hints(kind).items()}
 
     def read(raw: Any) -> Any:
         if type(raw) is not dict:
@@ -119,7 +124,7 @@ def _object_reader(kind: type[Any]) -> Reader:
 
 
 def _list_reader(kind: Any) -> Reader:
-    of = _reader(kind)
+    of = _reader_of(kind)
 
     def read(raw: Any) -> Any:
         if type(raw) is not list:

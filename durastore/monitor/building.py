@@ -111,7 +111,7 @@ class ViewBuilder:
                 uploaded_bytes=done["uploaded"].size_bytes if "uploaded" in done else 0,
             )
             teller = store.teller
-            self._history.note(each.name, (teller.pid, teller.started_ns), (now_s, counters))
+            self._history.note(each.name, (teller.pid, teller.started_ns), now=(now_s, counters))
             self._note_process(each, now_ns)
         self._history.tick(now_s, now_ns)
 
@@ -122,29 +122,29 @@ class ViewBuilder:
         pid, was_told = self._pids.get(each.name, (teller.pid, False))
         if pid != teller.pid:
             if not was_told and teller.after_pid == pid:
-                self._tell_death(each.name, pid, now_ns)
-            self._add(now_ns, "process.took-over", f"{each.name}: process {teller.pid} goes on after {pid}")
+                self._tell_death(each.name, pid, now_ns=now_ns)
+            self._add(now_ns, what="process.took-over", text=f"{each.name}: process {teller.pid} goes on after {pid}")
             was_told = False
         if each.facts.liveness is Liveness.KILLED and not was_told:
-            self._tell_death(each.name, teller.pid, now_ns)
+            self._tell_death(each.name, teller.pid, now_ns=now_ns)
             was_told = True
         self._pids[each.name] = (teller.pid, was_told)
 
-    def _tell_death(self, spool: str, pid: int, now_ns: int) -> None:
+    def _tell_death(self, spool: str, pid: int, *, now_ns: int) -> None:
         self._deaths += 1
-        self._add(now_ns, "process.killed", f"{spool}: process {pid} ended without saying so")
+        self._add(now_ns, what="process.killed", text=f"{spool}: process {pid} ended without saying so")
 
     def _tell(self, banners: Sequence[Banner], now_ns: int) -> None:
         now = {(banner.what, banner.title if banner.what != "silent" else ""): banner for banner in banners}
         for key, banner in now.items():
             if key not in self._told:
-                self._add(now_ns, f"{banner.what}.begun", f"{banner.title}; {banner.detail}")
+                self._add(now_ns, what=f"{banner.what}.begun", text=f"{banner.title}; {banner.detail}")
         for key, banner in self._told.items():
             if key not in now:
-                self._add(now_ns, f"{banner.what}.over", banner.title)
+                self._add(now_ns, what=f"{banner.what}.over", text=banner.title)
         self._told = now
 
-    def _add(self, now_ns: int, what: str, text: str) -> None:
+    def _add(self, now_ns: int, *, what: str, text: str) -> None:
         self._events.append(Happening(at_ns=now_ns, what=what, text=text))
 
     def _recent(self, spools: Sequence[SpoolFacts]) -> list[Happening]:

@@ -54,11 +54,9 @@ class Guard:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         elif status == 303:
-            await _answer(
-                send, 303, "", location=text, cookie=f"{COOKIE}={self._token}; HttpOnly; SameSite=Lax; Path=/"
-            )
+            await _answer(send, 303, location=text, cookie=f"{COOKIE}={self._token}; HttpOnly; SameSite=Lax; Path=/")
         else:
-            await _answer(send, status, text)
+            await _answer(send, status, text=text)
 
     def _judge(self, scope: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[int, str]:
         host = headers.get("host", "")
@@ -97,7 +95,7 @@ def _name_of(host: str) -> str:
     return host.partition(":")[0]
 
 
-async def _answer(send: Send, status: int, text: str, *, location: str = "", cookie: str = "") -> None:
+async def _answer(send: Send, status: int, *, text: str = "", location: str = "", cookie: str = "") -> None:
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store")]
     headers += [(b"location", location.encode("latin-1"))] if location else []
     headers += [(b"set-cookie", cookie.encode("latin-1"))] if cookie else []

@@ -59,7 +59,7 @@ class Series:
         self._span_s = 1.0
         self._begun: tuple[float, int, Counters] | None = None
 
-    def add(self, now_s: float, now_ns: int, total: Counters) -> None:
+    def add(self, now_s: float, now_ns: int, *, total: Counters) -> None:
         if self._begun is None:
             self._begun = (now_s, now_ns, total)
             return
@@ -141,7 +141,7 @@ class History:
         self._began_ns: int | None = None
         self.series = Series()
 
-    def note(self, spool: str, key: tuple[int, int], now: tuple[float, Counters]) -> None:
+    def note(self, spool: str, key: tuple[int, int], *, now: tuple[float, Counters]) -> None:
         """What a spool's process has done so far. `key`: process id and start, Unix nanoseconds; `now`: monotonic
         seconds, and its counters.
         """
@@ -163,7 +163,7 @@ class History:
         for session in self._sessions.values():
             total = total.plus(session.last).plus(session.first, sign=-1)
         self._flow.add(now_s, total)
-        self.series.add(now_s, now_ns, total)
+        self.series.add(now_s, now_ns, total=total)
 
     def rates(self) -> Rates:
         """Of all together, over the last 30 s."""

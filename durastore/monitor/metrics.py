@@ -51,17 +51,17 @@ class _Collector:
         yield from _state(view)
 
 
-def _gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
+def _gauge(name: str, text: str, *, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"durastore_{name}", text, labels=labels)
 
 
-def _counter(name: str, text: str, labels: tuple[str, ...] = ()) -> CounterMetricFamily:
+def _counter(name: str, text: str, *, labels: tuple[str, ...] = ()) -> CounterMetricFamily:
     return CounterMetricFamily(f"durastore_{name}", text, labels=labels)
 
 
 def _jobs(view: View) -> Iterator[Metric]:
     inputs = _gauge("job_inputs", "Inputs of the extraction that is shown first.")
-    done = _gauge("job_samples", "Its inputs with an outcome.", ("outcome",))
+    done = _gauge("job_samples", "Its inputs with an outcome.", labels=("outcome",))
     left = _gauge("job_eta_seconds", "Until all have one, at the speed of the last five minutes.")
     if (job := view.job) is not None:
         inputs.add_metric((), job.inputs)
@@ -73,11 +73,11 @@ def _jobs(view: View) -> Iterator[Metric]:
 
 
 def _stages(view: View) -> Iterator[Metric]:
-    samples = _counter("stage_samples", "Samples through a stage, of the sessions at work.", ("stage",))
-    size_bytes = _counter("stage_bytes", "Bytes through a stage, of the sessions at work.", ("stage",))
-    packs = _gauge("stage_waiting_packs", "Packs before a stage.", ("stage",))
-    waiting = _gauge("stage_waiting_bytes", "Bytes before a stage.", ("stage",))
-    limits = _gauge("stage_is_limit", "1 for the stage that sets the pace.", ("stage",))
+    samples = _counter("stage_samples", "Samples through a stage, of the processes that were seen.", labels=("stage",))
+    size_bytes = _counter("stage_bytes", "Bytes through a stage, of the processes that were seen.", labels=("stage",))
+    packs = _gauge("stage_waiting_packs", "Packs before a stage.", labels=("stage",))
+    waiting = _gauge("stage_waiting_bytes", "Bytes before a stage.", labels=("stage",))
+    limits = _gauge("stage_is_limit", "1 for the stage that sets the pace.", labels=("stage",))
     for stage in view.stages:
         samples.add_metric((stage.name,), stage.done.samples)
         size_bytes.add_metric((stage.name,), stage.done.size_bytes)
@@ -88,11 +88,11 @@ def _stages(view: View) -> Iterator[Metric]:
 
 
 def _spools(view: View) -> Iterator[Metric]:
-    used = _gauge("spool_used_bytes", "Pack files in a spool.", ("spool",))
-    high = _gauge("spool_high_watermark_bytes", "Puts wait above it.", ("spool",))
-    local = _gauge("spool_only_local_samples", "Samples that are in no manifest segment yet.", ("spool",))
-    age = _gauge("spool_last_word_seconds", "Since its process told anything.", ("spool",))
-    states = _gauge("workers", "Spools by what their process does.", ("state",))
+    used = _gauge("spool_used_bytes", "Pack files in a spool.", labels=("spool",))
+    high = _gauge("spool_high_watermark_bytes", "Puts wait above it.", labels=("spool",))
+    local = _gauge("spool_only_local_samples", "Samples that are in no manifest segment yet.", labels=("spool",))
+    age = _gauge("spool_last_word_seconds", "Since its process told anything.", labels=("spool",))
+    states = _gauge("workers", "Spools by what their process does.", labels=("state",))
     for worker in view.workers:
         label = (worker.spool,)
         used.add_metric(label, worker.used_bytes)
@@ -105,9 +105,9 @@ def _spools(view: View) -> Iterator[Metric]:
 
 
 def _rooms(view: View) -> Iterator[Metric]:
-    free = _gauge("disk_free_bytes", "Free on the disk under a root.", ("root",))
-    size = _gauge("disk_size_bytes", "Size of that disk.", ("root",))
-    quarantined = _gauge("quarantined_bytes", "Files that were set aside.", ("root",))
+    free = _gauge("disk_free_bytes", "Free on the disk under a root.", labels=("root",))
+    size = _gauge("disk_size_bytes", "Size of that disk.", labels=("root",))
+    quarantined = _gauge("quarantined_bytes", "Files that were set aside.", labels=("root",))
     for room in view.rooms:
         free.add_metric((room.root,), room.free_bytes or 0)
         size.add_metric((room.root,), room.disk_bytes or 0)
@@ -127,7 +127,7 @@ def _requests(view: View) -> Iterator[Metric]:
         counter = _counter(name, text)
         counter.add_metric((), value)
         yield counter
-    made = _counter("proofs", "Copies proven.", ("level",))
+    made = _counter("proofs", "Copies proven.", labels=("level",))
     made.add_metric(("attested",), proofs.attested)
     made.add_metric(("read_back",), proofs.read_back)
     yield made
@@ -143,10 +143,10 @@ def _state(view: View) -> Iterator[Metric]:
     failures.add_metric((), view.failure_count)
     deaths = _counter("process_deaths", "Processes that ended without saying so, since watching began.")
     deaths.add_metric((), view.deaths)
-    banners = _gauge("banners", "Things that have to be seen.", ("severity",))
+    banners = _gauge("banners", "Things that have to be seen.", labels=("severity",))
     for severity in _SEVERITIES:
         banners.add_metric((severity,), sum(banner.severity == severity for banner in view.banners))
-    stalled = _gauge("stage_is_stalled", "1 where nothing moves at a stage.", ("stage",))
+    stalled = _gauge("stage_is_stalled", "1 where nothing moves at a stage.", labels=("stage",))
     at = {banner.stage for banner in view.banners if banner.what == "stall"}
     for stage in view.stages:
         stalled.add_metric((stage.name,), float(stage.name in at))

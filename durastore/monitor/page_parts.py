@@ -14,7 +14,7 @@ from nicegui import ui
 from durastore.monitor import words
 from durastore.monitor.limits import NAMES
 from durastore.monitor.view import Banner, RoomView, View
-from durastore.observe.status import STAGES
+from durastore.observe.status import STAGES, Amount
 
 __all__ = ["Banners", "Events", "Facts", "Failures", "Progress", "Risk", "Rooms", "Stages", "Workers", "card"]
 
@@ -138,7 +138,7 @@ class Stages:
             box, done, size, waiting, mark = self._boxes[stage.name]
             done.set_text(words.count(stage.done.samples))
             size.set_text(words.size(stage.done.size_bytes))
-            waiting.set_text(_queue_text(stage.waiting.packs, stage.waiting.samples, stage.waiting.size_bytes))
+            waiting.set_text(_queue_text(stage.waiting))
             kind, text = _mark_of(stage.name, view, is_stalled=stage.name in stalled)
             mark.set_text(text)
             if self._marks.get(stage.name, "") != kind:
@@ -147,11 +147,11 @@ class Stages:
         self._text.set_text(view.limit.text)
 
 
-def _queue_text(packs: int, samples: int, size_bytes: int) -> str:
-    if not packs and not samples:
+def _queue_text(waiting: Amount) -> str:
+    if not waiting.packs and not waiting.samples:
         return "queue empty"
-    number = f"{words.count(packs)} packs" if packs else f"{words.count(samples)} samples"
-    return f"{number}, {words.size(size_bytes)} wait"
+    number = f"{words.count(waiting.packs)} packs" if waiting.packs else f"{words.count(waiting.samples)} samples"
+    return f"{number}, {words.size(waiting.size_bytes)} wait"
 
 
 def _mark_of(name: str, view: View, *, is_stalled: bool) -> tuple[str, str]:

@@ -47,8 +47,9 @@ class SimulatedRun:
         with Folder.open(path) as root:
             for number in range(workers):
                 folder = root.ensure_child(f"w-{number:02d}")
-                files = [StatusFile(folder, n, slot_bytes=SLOT_BYTES) for n in (STORE_STATUS_NAME, WORKER_STATUS_NAME)]
-                self._files.append((folder, *files))
+                store = StatusFile(folder, STORE_STATUS_NAME, slot_bytes=SLOT_BYTES)
+                worker = StatusFile(folder, WORKER_STATUS_NAME, slot_bytes=SLOT_BYTES)
+                self._files.append((folder, store, worker))
 
     def _fill_queue(self) -> None:
         db = WorkDb(self.path)

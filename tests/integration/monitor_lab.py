@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,9 +42,13 @@ def ask(url: str, *, method: str = "GET", **headers: str) -> tuple[int, str, Map
     request = urllib.request.Request(url, headers=named, method=method)
     try:
         with urllib.request.build_opener(_Stay).open(request, timeout=10) as answer:
-            return answer.status, answer.read().decode(), answer.headers
+            return answer.status, answer.read().decode(), _plain(answer.headers)
     except urllib.error.HTTPError as exc:
-        return exc.code, exc.read().decode(), exc.headers
+        return exc.code, exc.read().decode(), _plain(exc.headers)
+
+
+def _plain(headers: Message[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
 
 
 @contextmanager

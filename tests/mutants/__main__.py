@@ -16,6 +16,7 @@ from tests.mutants.foreign_guards import FOREIGN
 from tests.mutants.inventory_guards import INVENTORY
 from tests.mutants.lease_guards import LEASES
 from tests.mutants.migrate_guards import MIGRATE
+from tests.mutants.monitor_guards import MONITOR
 from tests.mutants.mutant import Mutant
 from tests.mutants.proof_guards import PROOF
 from tests.mutants.room_guards import ROOM
@@ -24,7 +25,7 @@ from tests.mutants.stop_guards import STOP
 from tests.mutants.training_guards import TRAINING
 from tests.mutants.workbench import Outcome, Workbench
 
-MUTANTS = (*PROOF, *STOP, *DISK, *ROWS, *ROOM, *INVENTORY, *FOREIGN, *ADOPT, *LEASES, *MIGRATE, *TRAINING)
+MUTANTS = (*PROOF, *STOP, *DISK, *ROWS, *ROOM, *INVENTORY, *FOREIGN, *ADOPT, *LEASES, *MIGRATE, *MONITOR, *TRAINING)
 _LIMIT_S = 120.0
 _ALL_LIMIT_S = 600.0
 

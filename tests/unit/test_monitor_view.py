@@ -50,7 +50,7 @@ def test_a_process_that_takes_a_spool_over_is_no_fall() -> None:
     for second in range(20):
         key = (1, 0) if second < 10 else (2, 10 * S)
         samples = 100 * second if second < 10 else 100 * (second - 9)
-        history.note("w-00", key, (float(second), Counters(samples=samples)))
+        history.note("w-00", key, now=(float(second), Counters(samples=samples)))
         history.tick(float(second), second * S)
     assert history.rates().samples == pytest.approx(100)
 
@@ -58,7 +58,7 @@ def test_a_process_that_takes_a_spool_over_is_no_fall() -> None:
 def test_ten_days_need_no_more_points_than_ten_minutes() -> None:
     history = History()
     for second in range(0, 864_000, 10):
-        history.note("w-00", (1, 0), (float(second), Counters(samples=7 * second)))
+        history.note("w-00", (1, 0), now=(float(second), Counters(samples=7 * second)))
         history.tick(float(second), second * S)
     points = history.series.points()
     assert 100 <= len(points) <= 240

@@ -49,15 +49,13 @@ def test_silence_is_a_stall_only_after_long_and_only_with_work_waiting() -> None
 def test_the_last_stage_that_stalls_is_the_cause() -> None:
     watch = StallWatch(Heard())
     stages = [look(1, name="spooled", obstacle="spool full"), look(1, obstacle="endpoint down")]
-    for second in (0, 1, 10):
-        found = watch.look(stages, now_ns=second * S)
-    assert found is not None
-    assert found.stage == "uploaded"
+    found = [watch.look(stages, now_ns=second * S) for second in (0, 1, 10)]
+    assert found[-1] is not None
+    assert found[-1].stage == "uploaded"
     behind = look(1, name="verified", obstacle="endpoint down")
-    for second in (11, 12, 20):
-        found = watch.look([*stages, behind], now_ns=second * S)
-    assert found is not None
-    assert found.stage == "uploaded", "one endpoint stops both: the first is named"
+    found = [watch.look([*stages, behind], now_ns=second * S) for second in (11, 12, 20)]
+    assert found[-1] is not None
+    assert found[-1].stage == "uploaded", "one endpoint stops both: the first is named"
 
 
 def test_an_obstacle_lasts_until_a_request_gets_through() -> None:
@@ -68,10 +66,12 @@ def test_an_obstacle_lasts_until_a_request_gets_through() -> None:
     clock.advance(3)
     recent.emit("upload.retry", what="PUT", error="endpoint-overloaded", attempt=2)
     assert first is not None
-    assert recent.obstacle is not None
-    assert (recent.obstacle.since_ns, recent.obstacle.text) == (first.since_ns, "endpoint-overloaded")
+    second = recent.obstacle
+    assert second is not None
+    assert (second.since_ns, second.text) == (first.since_ns, "endpoint-overloaded")
     recent.emit("upload.part", number=1, size_bytes=5)
-    assert recent.obstacle is None
+    gone = recent.obstacle
+    assert gone is None
     assert [h.what for h in recent.happenings()] == ["upload.retry", "upload.retry"]
 
 
