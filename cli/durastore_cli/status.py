@@ -14,7 +14,7 @@ from durastore.config import resolve_options, resolve_place
 from durastore_cli.exits import EPILOG
 from durastore_cli.options import bucket_option, given, local_option, needed_place, remote_options
 from durastore_cli.remote import opened_remote
-from durastore_cli.render import print_json, print_lines, time_text
+from durastore_cli.render import print_json, print_json_lines, print_lines, time_text
 
 if TYPE_CHECKING:
     from durastore.spool.glance import RootGlance, SpoolGlance
@@ -31,12 +31,20 @@ _PARTLY_DONE = 3
 @bucket_option
 @remote_options
 @click.option("--failed", is_flag=True, help="The samples that extractions could not do, and why, instead.")
-@click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
-def command(*, local: str | None, bucket: str | None, failed: bool, as_json: bool, **remote: Any) -> int:
+@click.option("--watch", is_flag=True, help="Go on showing progress, stages and stalls, until interrupted.")
+@click.option(
+    "--every", "every_s", type=click.FloatRange(0.2), default=1.0, metavar="S", help="How often, with --watch."
+)
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON; with --watch one document a line.")
+def command(
+    *, local: str | None, bucket: str | None, failed: bool, watch: bool, every_s: float, as_json: bool, **remote: Any
+) -> int:
     """Show what a spool root holds, also while an extractor works there; with --bucket the manifest's totals too.
 
     Takes no lock and writes nothing.
     """
+    if watch:
+        return _watch(Path(needed_place("local", local)), every_s=every_s, as_json=as_json)
     if failed:
         return _show_failed(Path(needed_place("local", local)), as_json=as_json)
     from durastore.store.overview import look_at_store
@@ -53,6 +61,28 @@ def command(*, local: str | None, bucket: str | None, failed: bool, as_json: boo
     if report.error is not None:
         click.echo(f"durastore: the bucket: {report.error} [{report.error.code}]", err=True)
     return report.exit_code
+
+
+def _watch(root: Path, *, every_s: float, as_json: bool) -> int:
+    """Until somebody interrupts it, which is how it is meant to end."""
+    from durastore.monitor.as_json import render_view
+    from durastore.monitor.sampler import Sampler
+
+    with Sampler([root]) as sampler:
+        sampler.look()
+        sampler.start()
+        try:
+            while as_json:
+                print_json_lines([render_view(sampler.view)])
+                SYSTEM_CLOCK.sleep(every_s)
+            from rich.console import Console
+
+            from durastore.monitor.terminal import watch
+
+            watch(sampler, console=Console(), clock=SYSTEM_CLOCK, every_s=every_s, is_over=lambda: False)
+        except KeyboardInterrupt:
+            pass
+    return 0
 
 
 def _show_failed(root: Path, *, as_json: bool) -> int:

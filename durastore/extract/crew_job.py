@@ -7,6 +7,7 @@ that is neither in the manifest nor on this machine's disk.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from durastore.extract.job import (
     start_of,
     transformers_engine,
 )
+from durastore.extract.job_book import KnownJob, begin_job, end_job
 from durastore.extract.leases import LeaseQueue, Task, TaskState
 from durastore.extract.progress import shown_progress
 from durastore.extract.records import Records
@@ -71,7 +73,7 @@ def run_shared_extract(
         stack.callback(queue.close)
         records = stack.enter_context(Records(request.local, run=Run.of(plan.run).digest.hex, clock=clock))
         stack.enter_context(records.ledger.hearing(LOGGER))
-        work = _Job(request, survey, plan=plan, shared=(queue, records), bookkeeping=(switch, clock))
+        work = _Job(request, survey, plan=plan, shared=(job, queue, records), bookkeeping=(switch, clock))
         work.begin()
         work.fill(store)
         store.abandon()  # its spool is free for a worker; what waits in it goes on there
@@ -119,15 +121,15 @@ class _Job:
         survey: Survey,
         *,
         plan: RunPlan,
-        shared: tuple[LeaseQueue, Records],
+        shared: tuple[str, LeaseQueue, Records],
         bookkeeping: tuple[StopSwitch, Clock],
     ) -> None:
         self._request = request
         self._survey = survey
         self._plan = plan
-        self._queue, self._records = shared
+        self._job, self._queue, self._records = shared
         self._switch, self._clock = bookkeeping
-        self._start_s = self._clock.monotonic()
+        self._start_s, self._started_ns = self._clock.monotonic(), self._clock.now_ns()
         settle = self._records.book.settle
         self._tally = Tally(
             survey.inputs, record=self._records.failure, settle=lambda row, _: settle(str(row.sample_id), row.line)
@@ -140,6 +142,26 @@ class _Job:
             run=run, inputs=self._survey.inputs, input=str(request.input), workers=request.workers
         )
         note_start(request.local, start_of(request, self._plan, clock=self._clock))
+        self._note_begin()
+
+    def _note_begin(self) -> None:
+        counts = self._tally.counts()
+        job = KnownJob(
+            job=self._job,
+            run=Run.of(self._plan.run).digest.hex,
+            input=str(self._request.input),
+            pid=os.getpid(),
+            workers=self._request.workers or 1,
+            inputs=counts.inputs,
+            skipped=counts.skipped,
+            failed=counts.failed,
+            ok=0,
+            done_before=self._done_before,
+            started_ns=self._started_ns,
+            ended_ns=None,
+            exit_code=None,
+        )
+        begin_job(self._request.local, job)
 
     def fill(self, store: Store) -> None:
         """Everything that is not done goes into the queue; what can never be done is a failure at once."""
@@ -163,6 +185,7 @@ class _Job:
                 left, done = [], []
         self._note(left, done)
         self._done_before = self._queue.standing().done
+        self._note_begin()
 
     def _note(self, left: list[Task], done: list[str]) -> None:
         self._queue.add(left)
@@ -262,6 +285,7 @@ class _Job:
             checks=worked.checks,
         )
         self._records.ledger.end(report)
+        end_job(self._request.local, self._job, report=report, clock=self._clock)
         return report
 
     def _failures(self) -> tuple[RowFailure, ...]:

@@ -14,7 +14,9 @@ from durastore.clock import Clock
 from durastore.extract.rows import RowFailure
 from durastore.extract.work_db import WorkDb
 
-__all__ = ["FailureBook", "KnownFailure", "load_failures"]
+__all__ = ["FailureBook", "FailureReader", "KnownFailure", "load_failures"]
+
+_COLUMNS = ("run", "sample_id", "line", "stage", "reason", "attempts", "runs", "worker", "time_ns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,29 @@ class FailureBook:
         self._db.close()
 
 
+class FailureReader:
+    """Looks at the failures of a root from outside, again and again. Writes nothing. Used by one thread."""
+
+    def __init__(self, root: Path) -> None:
+        """`StoreMissing` if no extraction has worked there, `DiskFailed`."""
+        self._db = WorkDb(root, is_read_only=True)
+
+    def last(self, limit: int) -> tuple[int, tuple[KnownFailure, ...]]:
+        """How many samples are failed now, and the last `limit` of them, newest first. `DiskFailed`."""
+        sql = (
+            f"SELECT {', '.join(_COLUMNS)} FROM failure WHERE settled_ns IS NULL"  # noqa: S608 - names of our own
+            " ORDER BY time_ns DESC, run, name LIMIT ?"
+        )
+        with self._db.reading() as conn:
+            (count,) = conn.execute("SELECT count(*) FROM failure WHERE settled_ns IS NULL").fetchone()
+            found = tuple(KnownFailure(**dict(zip(_COLUMNS, row, strict=True))) for row in conn.execute(sql, (limit,)))
+        return count, found
+
+    def close(self) -> None:
+        """Safe to repeat."""
+        self._db.close()
+
+
 def load_failures(root: Path) -> list[KnownFailure]:
     """All samples of a spool root that failed and were not stored since, also while extractors work there.
 
@@ -100,13 +125,12 @@ def load_failures(root: Path) -> list[KnownFailure]:
 
 
 def _load(db: WorkDb, *, run: str | None) -> list[KnownFailure]:
-    names = ("run", "sample_id", "line", "stage", "reason", "attempts", "runs", "worker", "time_ns")
     query = (
         "SELECT run, sample_id, line, stage, reason, attempts, runs, worker, time_ns FROM failure"
         " WHERE settled_ns IS NULL AND (? IS NULL OR run = ?) ORDER BY run, line, name"
     )
     with db.reading() as conn:
-        return [KnownFailure(**dict(zip(names, row, strict=True))) for row in conn.execute(query, (run, run))]
+        return [KnownFailure(**dict(zip(_COLUMNS, row, strict=True))) for row in conn.execute(query, (run, run))]
 
 
 def _name(sample_id: str | None, line: int) -> str:

@@ -7,6 +7,7 @@ loop itself, which a full spool holds up for longer than any lease.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,11 +25,21 @@ _BEATS_A_LEASE = 4
 class WatchedEngine:
     """An engine that knows since when it is in a pass."""
 
-    def __init__(self, engine: Engine, *, clock: Clock, lease_s: float) -> None:
+    def __init__(self, engine: Engine, *, clock: Clock, lease_s: float = math.inf) -> None:
         self._engine = engine
         self._clock = clock
         self._lease_s = lease_s
         self._since: float | None = None
+        self.passes = 0
+        self.longest_s = 0.0
+        """Of the passes that ended."""
+        self.is_loading = False
+
+    @property
+    def pass_s(self) -> float | None:
+        """How long the pass under way has taken; None between two."""
+        since = self._since
+        return None if since is None else self._clock.monotonic() - since
 
     @property
     def is_stuck(self) -> bool:
@@ -37,17 +48,23 @@ class WatchedEngine:
         return since is not None and self._clock.monotonic() - since > self._lease_s
 
     def start(self) -> None:
-        self._engine.start()
+        self.is_loading = True
+        try:
+            self._engine.start()
+        finally:
+            self.is_loading = False
 
     def health(self) -> str | None:
         return self._engine.health()
 
     def extract(self, batch: Sequence[TokenRow]) -> list[Extracted | Refused]:
-        self._since = self._clock.monotonic()
+        begun = self._since = self._clock.monotonic()
         try:
             return self._engine.extract(batch)
         finally:
             self._since = None
+            self.passes += 1
+            self.longest_s = max(self.longest_s, self._clock.monotonic() - begun)
 
     def close(self) -> None:
         self._engine.close()

@@ -19,13 +19,16 @@ from durastore.config import resolve_options
 from durastore.errors import DurastoreError, StoreClosed
 from durastore.extract.engine import Engine
 from durastore.extract.failure_book import FailureBook
+from durastore.extract.heartbeat import WatchedEngine
 from durastore.extract.inputs import Survey, read_selected, survey_input
+from durastore.extract.job_book import KnownJob, begin_job, end_job
 from durastore.extract.layers import LayerPlan, parse_layers
 from durastore.extract.model_identity import ModelIdentity, ModelSource, identify_model, resolve_model
 from durastore.extract.ports import SampleStore
 from durastore.extract.progress import shown_progress
 from durastore.extract.records import Records
 from durastore.extract.report import ExtractReport
+from durastore.extract.reporting import Told, reported
 from durastore.extract.rows import RowFailure, TokenRow
 from durastore.extract.runner import RunnerLimits, run_rows
 from durastore.extract.server_settings import ServerSettings
@@ -35,7 +38,7 @@ from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import Tally
 from durastore.extract.tokens import LengthRule, TransformersTokenizer, tokenise
 from durastore.extract.transformers_engine import ModelSettings, TransformersEngine
-from durastore.model import Run
+from durastore.model import Digest, Run, render_json
 from durastore.observe.events import LOGGER
 from durastore.store.opening import OptionOverrides, open_store
 
@@ -202,8 +205,10 @@ def run_extract(
     store = open_store(request.bucket, local=request.local, run=plan.run, **request.options)
     try:
         engine = engine_factory(plan.source, plan.layers, settings=request.settings)
-        session = _Session(request=request, survey=survey, run=Run.of(plan.run), clock=clock)
-        return session.work_off(plan, store, engine=engine)
+        session = _Session(
+            request=request, survey=survey, run=Run.of(plan.run), clock=clock, spool_path=store.spool_path
+        )
+        return session.work_off(plan, store, engine=WatchedEngine(engine, clock=clock))
     finally:
         # The flush is behind us, or was given up, or an error is on its way: do not wait for the network again.
         try:
@@ -218,12 +223,19 @@ class _Session:
     survey: Survey
     run: Run
     clock: Clock
+    spool_path: Path
 
-    def work_off(self, plan: RunPlan, store: SampleStore, *, engine: Engine) -> ExtractReport:
+    @property
+    def job(self) -> str:
+        """The name that this run has among those of the root."""
+        return Digest.of(render_json(["alone", self.run.digest.hex, self.survey.digest.hex]).encode()).hex
+
+    def work_off(self, plan: RunPlan, store: SampleStore, *, engine: WatchedEngine) -> ExtractReport:
         with Records(self.request.local, run=self.run.digest.hex, clock=self.clock) as records:
             ledger = records.ledger
             ledger.start(run=self.run.digest.hex, inputs=self.survey.inputs, input=str(self.request.input))
             note_start(self.request.local, start_of(self.request, plan, clock=self.clock))
+            begin_job(self.request.local, self._known_job())
             try:
                 with ledger.hearing(LOGGER):
                     book = records.book if self.request.is_retry else None
@@ -232,14 +244,32 @@ class _Session:
             finally:
                 engine.close()
             ledger.end(report)
+            end_job(self.request.local, self.job, report=report, clock=self.clock)
             return report
+
+    def _known_job(self) -> KnownJob:
+        return KnownJob(
+            job=self.job,
+            run=self.run.digest.hex,
+            input=str(self.request.input),
+            pid=os.getpid(),
+            workers=0,
+            inputs=self.survey.inputs,
+            skipped=0,
+            failed=0,
+            ok=0,
+            done_before=0,
+            started_ns=self.clock.now_ns(),
+            ended_ns=None,
+            exit_code=None,
+        )
 
     def _work_off(
         self,
         rows: Iterator[TokenRow | RowFailure],
         store: SampleStore,
         *,
-        engine: Engine,
+        engine: WatchedEngine,
         records: Records,
     ) -> ExtractReport:
         start = self.clock.monotonic()
@@ -248,7 +278,12 @@ class _Session:
             self.survey.inputs, record=records.failure, settle=lambda row, _: settle(str(row.sample_id), row.line)
         )
         switch = StopSwitch(grace_s=self.request.grace_s, clock=self.clock)
-        with self._signals(switch), self._progress(tally, store):
+        told = Told(spool=self.spool_path, run=self.run.digest.hex, job=self.job)
+        with (
+            self._signals(switch),
+            self._progress(tally, store),
+            reported(told, tally, engine=engine, clock=self.clock),
+        ):
             outcome = run_rows(rows, store, engine=engine, bookkeeping=(tally, switch), limits=self.request.limits)
         return ExtractReport(
             run=self.run.digest.hex,

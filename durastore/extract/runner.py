@@ -113,6 +113,7 @@ def _run(
 ) -> Outcome:
     tally, switch = bookkeeping
     writer = StoreWriter(store, tally, limit_bytes=limits.queue_bytes)
+    tally.queued = writer.queued
     audit = Audit(share=limits.audit_share, note=writer.watch.audited)
     work = _Work(store=store, engine=engine, tally=tally, switch=switch, writer=writer, audit=audit)
     writer.start()

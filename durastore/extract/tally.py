@@ -53,6 +53,8 @@ class Tally:
         self._inputs = inputs
         self._ok = self._failed = self._skipped = self._tokens = self._bytes = 0
         self._failures: list[RowFailure] = []
+        self.queued: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Samples and bytes that are extracted and not stored yet; whoever queues them says so."""
 
     def add_ok(self, row: TokenRow, *, tensor_bytes: int) -> None:
         with self._lock:

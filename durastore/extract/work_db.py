@@ -44,6 +44,21 @@ CREATE TABLE IF NOT EXISTS task (
     PRIMARY KEY (job, sample_id)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS task_order ON task (job, state, lapses, tokens DESC, sample_id);
+CREATE TABLE IF NOT EXISTS job (
+    job TEXT PRIMARY KEY,
+    run TEXT NOT NULL,
+    input TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    workers INTEGER NOT NULL,
+    inputs INTEGER NOT NULL,
+    skipped INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER NOT NULL DEFAULT 0,
+    ok INTEGER NOT NULL DEFAULT 0,
+    done_before INTEGER NOT NULL DEFAULT 0,
+    started_ns INTEGER NOT NULL,
+    ended_ns INTEGER,
+    exit_code INTEGER
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS failure (
     run TEXT NOT NULL,
     name TEXT NOT NULL,

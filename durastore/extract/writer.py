@@ -67,6 +67,11 @@ class StoreWriter:
         with self._changed:
             return self._error
 
+    def queued(self) -> tuple[int, int]:
+        """Samples that wait, and bytes of those and of the group that is being stored."""
+        with self._changed:
+            return len(self._queue), self._held_bytes
+
     def submit(self, row: TokenRow, extracted: Extracted, *, may_wait: Callable[[], bool]) -> bool:
         """Queue a sample; wait for room while `may_wait` says so. False if it was not taken.
 

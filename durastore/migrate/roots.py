@@ -35,7 +35,7 @@ __all__ = ["MARKER_LIMIT_BYTES", "Going", "HeldRoot", "below", "find_roots", "ho
 
 MARKER_LIMIT_BYTES = 65_536
 _LOCK = "lock"
-_MADE_ANEW = re.compile(r"lock|ballast|journal-[0-9]+\.sqlite-shm")
+_MADE_ANEW = re.compile(r"lock|ballast|(store|worker)\.status|journal-[0-9]+\.sqlite-shm")
 _DATA_FOLDERS = ("packs", "quarantine")
 _ROOT_FILES = frozenset({ROOT_MARKER_NAME, MOVED_NAME, INCOMING_NAME})
 

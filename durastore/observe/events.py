@@ -51,6 +51,11 @@ class Counting:
         with self._lock:
             return self._counts[name]
 
+    def counts(self) -> Counter[str]:
+        """All of them at one moment; 0 for what never happened."""
+        with self._lock:
+            return self._counts.copy()
+
 
 class Tee:
     """Gives each event to several observers. One that raises is logged once and given the next event all the same: what

@@ -128,7 +128,7 @@ class Reclaimer:
         journal.record_reclaimed(record.pack_id)
         report.packs += 1
         report.bytes_freed += freed
-        self._observer.emit("reclaim.freed", pack=record.name, bytes=freed)
+        self._observer.emit("reclaim.freed", pack=record.name, bytes=freed, samples=record.sample_count)
 
     def _settle_missing(self, batch: ProofBatch, record: PackRecord, *, report: ReclaimReport) -> None:
         """Somebody else took the file, or a crash came between unlink and record: the bucket has to give every byte."""

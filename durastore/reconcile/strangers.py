@@ -23,7 +23,7 @@ _ROOT_FILE = re.compile(
     r"|hashed-[0-9a-f]{16}-[0-9a-f]{16}\.log|extract\.log|failures\.jsonl"
     r"|extract\.alive|extract\.sqlite(-wal|-shm)?|doctor\.log"
 )
-_SPOOL_FILE = re.compile(r"lock|ballast|journal-[0-9]+\.(sqlite(-wal|-shm|-journal)?|failed)")
+_SPOOL_FILE = re.compile(r"lock|ballast|(store|worker)\.status|journal-[0-9]+\.(sqlite(-wal|-shm|-journal)?|failed)")
 _SPOOL_FOLDERS = ("packs", "quarantine")
 _JOURNAL = re.compile(r"journal-[0-9]+\.(sqlite(-wal|-shm|-journal)?|failed)(\.[0-9]+)*")
 

@@ -8,7 +8,7 @@ the kernel (/proc/locks), which does not tell of other PID namespaces. Nothing m
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,15 +103,15 @@ class RootGlance:
     """Where the contents of this root went: it is not used any more."""
 
 
-def look_at_root(path: Path) -> RootGlance:
-    """Look at the root and every spool in it. Safe at any time, also beside live processes; changes nothing.
+def look_at_root(path: Path, *, is_wanted: Callable[[str], bool] = lambda name: True) -> RootGlance:
+    """Look at the root and the spools in it whose names are wanted; safe beside live processes, and changes nothing.
 
     `StoreMissing` where `path` is no spool root, `SpoolUnreadable` where it cannot be read. A journal that cannot be
     read is a `problem` of its spool.
     """
     with opened_root(path) as root:
         try:
-            names = [name for name in root.names() if parse_spool_name(name) is not None]
+            names = [name for name in root.names() if parse_spool_name(name) is not None and is_wanted(name)]
             spools = tuple(_look_at_spool(root, name) for name in names)
             found = [spool.journal.stop for spool in spools if spool.journal is not None]
             return RootGlance(

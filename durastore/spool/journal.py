@@ -34,6 +34,7 @@ from durastore.spool.records import (
     UploadAnswer,
     WriterRecord,
 )
+from durastore.spool.standing import Standing, load_standing
 
 __all__ = ["Journal", "PackRecord", "SealFacts", "WriterRecord"]
 
@@ -315,6 +316,11 @@ class Journal:
                 return {PackState(state): count for state, count in rows}
             except ValueError as exc:
                 raise IntegrityError(f"a pack row of the journal cannot be read: {exc}") from exc
+
+    def standing(self) -> Standing:
+        """Sums over all packs."""
+        with self._db.reading() as conn:
+            return load_standing(conn)
 
     def used_bytes(self) -> int:
         """Bytes of the pack files on record. Takes no lock: a put asks while another one's commit is being synced."""

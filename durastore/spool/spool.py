@@ -22,12 +22,14 @@ from durastore.errors import (
     UnsupportedFilesystem,
 )
 from durastore.formats.spool_root import parse_spool_name, render_spool_name
+from durastore.formats.status import SLOT_BYTES
 from durastore.fsio.ballast import Ballast
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity
 from durastore.fsio.lock import FlockedFile
 from durastore.fsio.publish import publish
 from durastore.fsio.space import disk_bytes, free_bytes
+from durastore.fsio.status_file import StatusFile
 from durastore.model import Evidence, PackState, Run, WriterId
 from durastore.spool.journal import Journal, PackRecord
 from durastore.spool.journal_file import set_aside
@@ -180,6 +182,10 @@ class Spool:
     def known_runs(self) -> list[Run]:
         """The runs whose text this spool's journal keeps."""
         return list(self.journal.runs().values())
+
+    def status_file(self, name: str) -> StatusFile:
+        """A file of this spool for people to look at. Close it before the spool."""
+        return StatusFile(self._folder, name, slot_bytes=SLOT_BYTES)
 
     def used_bytes(self) -> int:
         """Bytes of the pack files on record; cheap enough for every put."""

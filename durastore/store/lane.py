@@ -239,11 +239,10 @@ class Lane:
         if error is not None:
             self._settle_trouble(record, judge_upload(error), error=error)
             return False
-        reply = future.result()
-        self.spool.journal.record_uploaded(record.pack_id, reply=reply, at=self._services.clock.stamp())
+        self.spool.journal.record_uploaded(record.pack_id, reply=future.result(), at=self._services.clock.stamp())
         self._backoff.clear(record.pack_id)
         self._services.board.recover()
-        self._services.observer.emit("upload.done", pack=record.name, bytes=record.size_bytes or 0)
+        self._services.tell("upload.done", record)
         return True
 
     # --- verify ----------------------------------------------------------------------------------------------------
@@ -265,6 +264,7 @@ class Lane:
             self._settle_trouble(record, judge_verification(error), error=error)
             return False
         self.spool.journal.record_verified(record.pack_id, future.result())
+        self._services.tell("pack.verified", record)
         self._backoff.clear(record.pack_id)
         return True
 

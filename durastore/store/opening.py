@@ -26,6 +26,7 @@ from durastore.objectstore.location import BucketUrl, S3Options, open_object_sto
 from durastore.objectstore.port import ObjectStore
 from durastore.objectstore.retrying import RetryingStore, RetryPolicy
 from durastore.observe.events import LOGGER, Counting, Observer, Tee
+from durastore.observe.recent import Recent
 from durastore.spool.pack_writer import PackLimits, PackWriter
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool, claim_idle_siblings
@@ -37,6 +38,7 @@ from durastore.store.lane import Lane
 from durastore.store.membership import Membership
 from durastore.store.pace import Pace
 from durastore.store.probing import Probing, choose_headers, probe_headers
+from durastore.store.reporting import StoreReporter
 from durastore.store.room import Room, RoomLimits
 from durastore.store.services import Services
 from durastore.store.settling import Settling
@@ -161,8 +163,9 @@ class _Opener:
         self._options = options
         self._s3 = S3Options.of(options)
         self._clock = clock
-        self._counters, self._pace = Counting(), Pace(clock)
-        self._observer: Observer = Tee(self._counters, self._pace, *([] if listener is None else [listener]))
+        self._counters, self._pace, self._recent = Counting(), Pace(clock), Recent(clock)
+        own = (self._counters, self._pace, self._recent)
+        self._observer: Observer = Tee(*own, *([] if listener is None else [listener]))
         self._resources = ExitStack()
         stack.push(self._resources)  # released on failure; `keep` hands it to the store instead
         self._lanes: list[Lane] = []
@@ -244,6 +247,9 @@ class _Opener:
         for lane in self._lanes:
             lane.start(writer if lane.number == 0 else None)
         self._look_for_unfinished(services, spools[0])
+        reporter = StoreReporter(services, self._lanes, counters=self._counters, recent=self._recent)
+        self._resources.callback(reporter.stop)  # first of all, while the journals are open
+        reporter.start()
         return Store(parts)
 
     def _look_for_unfinished(self, services: Services, spool: Spool) -> None:

@@ -31,6 +31,9 @@ class _Draft:
     seq: int
     data: bytes
     pack_ids: tuple[int, ...]
+    samples: int
+    size_bytes: int
+    """Of the packs."""
 
 
 class Segmenter:
@@ -83,7 +86,13 @@ class Segmenter:
         pack_ids = tuple(record.pack_id for record in records)
         runs = _runs(rows, self._spool, current=self._services.run)
         content = SegmentContent(rows=tuple(rows), tombstones=tuple(journal.tombstones(pack_ids)), covers=(), runs=runs)
-        return _Draft(seq=self._next_seq, data=render_segment(content), pack_ids=pack_ids)
+        return _Draft(
+            seq=self._next_seq,
+            data=render_segment(content),
+            pack_ids=pack_ids,
+            samples=len(rows),
+            size_bytes=sum(record.size_bytes or 0 for record in records),
+        )
 
     def _send(self, draft: _Draft) -> None:
         services, journal = self._services, self._spool.journal
@@ -98,7 +107,13 @@ class Segmenter:
             self._membership.settle(journal.entries(pack_id), lane=self._lane, pack_id=pack_id)
         at = services.clock.stamp()
         journal.record_manifested(draft.pack_ids, key, at=at)  # INV-2: only after the segment was read back
-        services.observer.emit("manifest.segment", key=key.text, packs=len(draft.pack_ids))
+        services.observer.emit(
+            "manifest.segment",
+            key=key.text,
+            packs=len(draft.pack_ids),
+            samples=draft.samples,
+            bytes=draft.size_bytes,
+        )
 
 
 def bury(spool: Spool, services: Services, *, stones: Sequence[Tombstone]) -> None:

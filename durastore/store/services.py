@@ -11,6 +11,7 @@ from durastore.model import Run
 from durastore.objectstore.port import ObjectStore
 from durastore.observe.events import Observer
 from durastore.reclaim.plan import ReclaimPolicy
+from durastore.spool.records import PackRecord
 from durastore.store.board import Board
 from durastore.upload.engine import Uploader
 from durastore.verify.verifier import Verifier
@@ -33,6 +34,11 @@ class Services:
     board: Board
     clock: Clock
     observer: Observer
+
+    def tell(self, name: str, record: PackRecord) -> None:
+        """An event of one pack."""
+        size_bytes = record.size_bytes or 0
+        self.observer.emit(name, pack=record.name, bytes=size_bytes, samples=record.sample_count)
 
     def reclaim_policy(self, used_bytes: int) -> ReclaimPolicy:
         """What may go now of a spool that holds `used_bytes`: while somebody drains, everything that was proven; while

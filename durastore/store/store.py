@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -106,7 +107,12 @@ class Store:
         ordered = sorted(encoded, key=lambda sample: sample.sample_id)
         needed_bytes = sum(sample.length for sample in encoded)
         tried: set[SampleId] = set()
-        return self._parts.room.admit(needed_bytes, lambda: self._place(ordered, tried), pipeline=self._parts.pipeline)
+        counters, room, pipeline = self._parts.counters, self._parts.room, self._parts.pipeline
+        counters.emit("encoded", samples=len(encoded), bytes=needed_bytes)
+        try:
+            return room.admit(needed_bytes, lambda: self._place(ordered, tried), pipeline=pipeline)
+        finally:
+            counters.emit("settled", samples=len(encoded), bytes=needed_bytes)
 
     def _context(
         self, name: str, meta: Mapping[str, Mapping[str, Any]] | None, *, inputs: Mapping[str, str] | None
@@ -304,6 +310,11 @@ class Store:
     def rows_of(self, sample_id: str) -> list[ManifestRow]:
         """All live manifest rows of this id, after a fresh look at the manifest's listing."""
         return self._parts.catalog.rows_of(SampleId(sample_id))
+
+    @property
+    def spool_path(self) -> Path:
+        """The folder of this store's own spool, for what its process tells of itself."""
+        return self._parts.lanes[0].spool.path
 
     # --- state -----------------------------------------------------------------------------------------------------
 

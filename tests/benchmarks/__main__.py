@@ -1,7 +1,7 @@
 """`make bench`: comparisons in one run, printed and written to `build/bench.json`. `--quick` takes fewer turns.
 
-`--reconciling`, `--memory`, `--migrating` (as root, with 20 GB of disk) and `--scale` (`make bench ARGS=--scale`) run
-alone: minutes each, and the last most of an hour with 15 GB.
+`--reconciling`, `--memory`, `--monitoring` (the page), `--migrating` (as root, with 20 GB of disk) and `--scale`
+(`make bench ARGS=--scale`) run alone: minutes each, and the last most of an hour with 15 GB.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tests.benchmarks.gpu import gpu_lines, why_no_gpu
 from tests.benchmarks.handover import handover_lines
 from tests.benchmarks.memory import memory_lines
 from tests.benchmarks.migrating import migrating_lines
+from tests.benchmarks.monitoring import monitoring_lines, why_no_browser
 from tests.benchmarks.pairs import Line
 from tests.benchmarks.put import put_lines
 from tests.benchmarks.reconciling import reconciling_lines
@@ -54,6 +55,10 @@ def _long_lines(options: argparse.Namespace) -> Iterator[Line]:
         yield from adopting_lines(turns=1 if options.quick else 3, work=BUILD)
     if options.migrating:
         yield from migrating_lines(work=BUILD, turns=1 if options.quick else 3)
+    if options.monitoring and (reason := why_no_browser()) is not None:
+        print(reason, flush=True)  # noqa: T201 - so that a missing line is not taken for a forgotten one
+    elif options.monitoring:
+        yield from monitoring_lines(seconds=30.0 if options.quick else 600.0, work=BUILD)
     if options.memory:
         yield from memory_lines(work=BUILD)
     if options.scale:
@@ -68,9 +73,10 @@ def main() -> None:
     parser.add_argument("--adopting", action="store_true", help="only adopting files beside rclone copy and check")
     parser.add_argument("--memory", action="store_true", help="peak memory of a long run beside a short one")
     parser.add_argument("--migrating", action="store_true", help="only a verified migrate beside rsync and cp; as root")
+    parser.add_argument("--monitoring", action="store_true", help="the monitor's page, for ten minutes")
     parser.add_argument("--scale", action="store_true", help="a put after five million others")
     options = parser.parse_args()
-    alone = ("memory", "scale", "uploads", "reconciling", "adopting", "migrating")
+    alone = ("memory", "scale", "uploads", "reconciling", "adopting", "migrating", "monitoring")
     is_alone = any(getattr(options, name) for name in alone)
     lines = []
     for line in _long_lines(options) if is_alone else _lines(7 if options.quick else _TURNS):

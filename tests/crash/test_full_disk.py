@@ -12,6 +12,7 @@ import signal
 import sqlite3
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,8 +25,12 @@ import pytest
 import durastore
 from durastore.codec.encode import EncodedSample, encode_sample
 from durastore.errors import DiskFailed, JournalFailed, SpoolFull
+from durastore.formats.status import SLOT_BYTES, STORE_STATUS_NAME, parse_status
+from durastore.fsio.folder import Folder
+from durastore.fsio.status_file import load_status_bytes
 from durastore.fsio.sys import SYS
 from durastore.model import SampleId
+from durastore.observe.status import StoreRecord
 from durastore.spool import spool as spool_module
 from durastore.store.store import Store
 from durastore.testing.oracles import lost_samples
@@ -399,3 +404,30 @@ def test_a_first_open_on_a_nearly_full_disk_says_so(scene: Scene, blocks: int) -
     assert caught.value.hint
     scene.foreign.unlink()
     scene.open().close()
+
+
+def test_the_status_is_told_while_the_disk_is_full(scene: Scene) -> None:
+    """Its blocks are taken when the store opens: a full disk is when somebody looks at it."""
+    with scene.open(reclaim="never") as store:
+        scene.put(store, "s0")
+        before = told(scene, lambda record: record.room.free_bytes > 16 * MIB)
+        scene.fill()
+        full = told(scene, lambda record: record.room.free_bytes < 2 * BALLAST_BYTES)  # the ballast may be given back
+        assert full.teller.written_ns > before.teller.written_ns
+        scene.foreign.unlink()
+    assert told(scene, lambda record: record.teller.is_ended).stages[1].done.samples == 1
+    with scene.open(reclaim="never") as store:
+        assert lost_samples(scene.acknowledged, store.get, is_equal=is_equal) == {}
+
+
+def told(scene: Scene, is_it: Callable[[StoreRecord], bool]) -> StoreRecord:
+    """The first record like that, within ten seconds."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        with Folder.open(scene.mount / "spool" / "w-00") as folder:
+            data = load_status_bytes(folder, STORE_STATUS_NAME, slot_bytes=SLOT_BYTES)
+        record = parse_status(data, StoreRecord)
+        if record is not None and is_it(record):
+            return record
+        time.sleep(0.05)
+    pytest.fail("it was not told")

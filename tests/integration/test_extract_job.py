@@ -19,6 +19,8 @@ from durastore.extract.rows import input_digest
 from durastore.extract.runner import RunnerLimits
 from durastore.extract.transformers_engine import ModelSettings
 from durastore.model import SampleId
+from durastore.monitor.sampler import look_once
+from durastore.observe.status import STAGES
 from durastore_cli.main import run
 from tests.integration.extract_lab import Job, extract_command, extracting, job, model_folder
 
@@ -42,6 +44,7 @@ def test_rows_of_all_kinds_are_stored_read_back_and_not_done_twice(job: Job) -> 
     assert (counts.inputs, counts.ok, counts.failed, counts.skipped, counts.left) == (7, 4, 3, 0, 0)
     assert (report.error, report.local_only, report.duplicates, report.exit_code) == (None, (), 1, 3)
     assert {(f.line, f.stage) for f in report.failures} == {(5, "read"), (6, "length"), (7, "states")}
+    _monitor_tells_the_end(job)
     dataset = job.dataset()
     assert len(dataset) == 4
     sample = dataset["ids/1"]
@@ -66,6 +69,19 @@ def test_rows_of_all_kinds_are_stored_read_back_and_not_done_twice(job: Job) -> 
     markers = [line.split()[1] for line in (job.root / LOG_FILE).read_text(encoding="utf-8").splitlines()]
     assert [m for m in markers if m != "LOG"] == ["START", "END", "RESTART", "END", "RESTART", "END"]
     assert len((job.root / FAILURES_FILE).read_text(encoding="utf-8").splitlines()) == 9
+
+
+def _monitor_tells_the_end(job: Job) -> None:
+    """Whoever looks afterwards sees what the process said last."""
+    view = look_once([job.root])
+    shown, (worker,) = view.job, view.workers
+    assert shown is not None
+    assert (shown.inputs, shown.ok, shown.failed, shown.state, shown.exit_code) == (7, 4, 3, "ended", 3)
+    assert shown.share == 1
+    assert (worker.state, worker.ok, worker.failed, worker.only_local) == ("ended", 4, 3, 0)
+    assert {stage.name: stage.done.samples for stage in view.stages[:-1]} == dict.fromkeys(STAGES[:-1], 4)
+    assert (view.failure_count, view.deaths, view.banners) == (3, 0, ())
+    assert {failure.where for failure in view.failures} == {"read", "length", "states"}
 
 
 def test_the_stored_run_tells_model_layers_and_convention(job: Job) -> None:

@@ -34,6 +34,7 @@ from durastore.extract.transformers_engine import ModelSettings
 from durastore.extract.work_db import WORK_FILE
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import holders
+from durastore.monitor.sampler import look_once
 from durastore_cli.main import run as cli
 from tests.integration.extract_lab import (
     FAULTS,
@@ -188,6 +189,7 @@ def test_workers_share_the_samples_and_the_result_is_as_of_one(job: Job, forward
     report = Running(job, workers=2).report()
     assert (report.error, report.exit_code, report.counts.ok, report.counts.left) == (None, 0, 60, 0)
     assert set(_forwards(forwards).values()) == {1}
+    _monitor_tells_the_end(job, inputs=60)
     dataset = job.dataset()
     assert len(dataset) == 60
     for row in _rows(60):
@@ -197,6 +199,16 @@ def test_workers_share_the_samples_and_the_result_is_as_of_one(job: Job, forward
     assert (again.exit_code, again.counts.ok, again.counts.skipped) == (0, 0, 60)
     assert sum(_forwards(forwards).values()) == 60  # no model was asked again
     assert job.run().counts.skipped == 60
+
+
+def _monitor_tells_the_end(job: Job, *, inputs: int) -> None:
+    """Each process that worked last in a spool said goodbye, and the queue's counts are those of the report."""
+    view = look_once([job.root])
+    shown = view.job
+    assert shown is not None
+    assert (shown.done, shown.inputs, shown.state, shown.workers) == (inputs, inputs, "finished", 2)
+    assert {worker.state for worker in view.workers} == {"ended"}
+    assert (view.risk.samples, view.banners) == (0, ())
 
 
 def test_killed_workers_cost_no_sample(job: Job, forwards: Path) -> None:

@@ -19,6 +19,7 @@ from durastore.errors import CredentialsRefused, DurastoreError, EndpointUnreach
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
 from durastore_cli.main import run
 from tests.integration.extract_lab import Job, model_folder
+from tests.integration.monitor_lab import ask, monitor, until
 
 __all__ = ["model_folder"]  # a fixture
 
@@ -97,6 +98,59 @@ def test_store_and_extract_leave_no_secret_anywhere(
     assert holders(tmp_path, secrets) == []
     haystacks = [report.encode(), texts(caplog, capsys), *kept]
     assert [secret for secret in secrets for text in haystacks if secret in text] == []
+
+
+def test_no_page_metric_or_report_of_the_monitor_holds_a_secret(
+    seaweed: SeaweedServer,
+    secrets: list[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    model_folder: Path,
+) -> None:
+    """Watched at its worst: a run with failures, a store whose credentials are refused, one without an endpoint."""
+    pytest.importorskip("nicegui", reason="the page's package is not installed")
+    caplog.set_level(logging.DEBUG, logger="durastore")
+    job = Job(tmp_path, model_folder, seaweed)
+    job.write({"id": "a", "text": "w1 w2"}, "{")
+    report = json.dumps(job.run().render())
+    place: dict[str, Any] = {"addressing_style": "path", "probe": "never", "seal_age_s": 0.1}
+    url = f"s3://{seaweed.make_bucket()}/p"
+    other = tmp_path / "other"
+    store = durastore.open(url, local=other, endpoint_url=seaweed.endpoint_url, **place)
+    try:
+        with monitor(job.root, other, host="0.0.0.0", log=tmp_path / "monitor-log") as served:
+            store.put("a", {"x": np.arange(9)})
+            store.flush()
+            for name, value in (("ACCESS_KEY_ID", FAKE_KEY), ("SECRET_ACCESS_KEY", FAKE_SECRET)):
+                monkeypatch.setenv(f"AWS_{name}", value)
+            monkeypatch.setenv("AWS_SESSION_TOKEN", FAKE_TOKEN)
+            refused = [_refused(f"{url}{n}", {**place, "endpoint_url": seaweed.endpoint_url}, other) for n in "12"]
+            token = served.url.partition("?token=")[2]
+            local = served.url.partition("?")[0].replace("0.0.0.0", "127.0.0.1")
+            until(lambda: len(json.loads(_asked(local, token, "view.json"))["workers"]) >= 2, within_s=10)
+            pages = [_asked(local, token, path) for path in ("", "metrics", "view.json", "healthz", "no-such-page")]
+            pages += [ask(local)[1].encode(), ask(f"{local}?token=wrong")[1].encode()]
+            assert run(["status", "--local", str(job.root), "--json"]) == 0
+            assert run(["monitor", "--local", str(job.root), "--json"]) == 0
+    finally:
+        store.abandon()
+    assert holders(tmp_path, secrets) == []
+    assert holders(job.root, [token.encode()]) + holders(other, [token.encode()]) == []
+    told = [report.encode(), texts(caplog, capsys), *refused, *pages]
+    assert all(len(page) > 2 for page in pages)
+    assert [secret for secret in [*secrets, token.encode()] for text in told if secret in text] == []
+
+
+def _asked(local: str, token: str, path: str) -> bytes:
+    return ask(local + path, Authorization=f"Bearer {token}")[1].encode()
+
+
+def _refused(url: str, place: dict[str, Any], root: Path) -> bytes:
+    with pytest.raises(CredentialsRefused) as refused:
+        durastore.open(url, local=root, **place)
+    return _told(refused.value)
 
 
 @pytest.mark.parametrize("token", [None, FAKE_TOKEN], ids=["secret", "token"])

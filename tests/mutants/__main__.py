@@ -17,6 +17,7 @@ from tests.mutants.foreign_guards import FOREIGN
 from tests.mutants.inventory_guards import INVENTORY
 from tests.mutants.lease_guards import LEASES
 from tests.mutants.migrate_guards import MIGRATE
+from tests.mutants.monitor_guards import MONITOR
 from tests.mutants.mutant import Mutant
 from tests.mutants.proof_guards import PROOF
 from tests.mutants.room_guards import ROOM
@@ -40,6 +41,7 @@ MUTANTS = (
     *TRAINING,
     *DOCTOR,
     *STAGING,
+    *MONITOR,
 )
 _LIMIT_S = 120.0
 _ALL_LIMIT_S = 600.0
