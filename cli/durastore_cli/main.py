@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "demo": ("durastore_cli.demo", "Extract, upload, prove and read back a small real data set."),
         "doctor": ("durastore_cli.doctor", "After a crash: is it safe to go on, and with which command?"),
         "drain": ("durastore_cli.drain", "Bring what ended processes left in a spool root to the bucket."),
+        "export": ("durastore_cli.export", "Get samples out of the bucket as the files of another tool."),
         "extract": ("durastore_cli.extract", "Run a model over INPUT and store its hidden states."),
         "get": ("durastore_cli.get", "Get samples out of the bucket into files."),
         "ls": ("durastore_cli.ls", "List the samples of a bucket."),

@@ -20,7 +20,7 @@ from durastore.fsio.identity import FileIdentity
 from durastore.fsio.publish import publish
 from durastore.model import Digest, WriterId
 
-__all__ = ["LAST_SEGMENT", "HashedEntry", "Ledger", "load_ledger", "save_ledger"]
+__all__ = ["LAST_SEGMENT", "HashedEntry", "Ledger", "load_ledger", "mark_of", "save_ledger"]
 
 LAST_SEGMENT = "last_segment"
 """The fact that names the newest segment this folder saw published."""
@@ -50,17 +50,19 @@ class Ledger:
 
 def save_ledger(folder: Folder, entries: Iterable[HashedEntry], *, writer: WriterId) -> None:
     """Keep these entries, durably. Safe to repeat."""
-    lines = []
-    for entry in entries:
-        of = entry.identity
-        lines.append(f"{entry.digest}\0{entry.path}\0{of.inode}\0{of.size_bytes}\0{of.mtime_ns}\0{of.ctime_ns}\n")
+    lines = [b"%s\0%s\n" % (each.digest.hex.encode(), mark_of(each.path, each.identity)) for each in entries]
     if not lines:
         return
-    data = "".join(lines).encode()
+    data = b"".join(lines)
     try:
         publish(folder, f"hashed-{writer}-{Digest.of(data).short}.log", chunks=[data], expect_size=len(data))
     except FileExistsError:
         pass  # the same entries, kept before
+
+
+def mark_of(path: str, of: FileIdentity) -> bytes:
+    """What a list knows a file by: another inode, size or time is another file."""
+    return f"{path}\0{of.inode}\0{of.size_bytes}\0{of.mtime_ns}\0{of.ctime_ns}".encode()
 
 
 def load_ledger(folder: Folder) -> Ledger:

@@ -31,7 +31,7 @@ from durastore.fsio.relocate import relocate
 from durastore.fsio.sys import SYS
 from durastore.model import Digest, SampleEntry
 
-__all__ = ["Landed", "Landing", "is_verbatim"]
+__all__ = ["Landed", "Landing", "OpenedPlace", "is_verbatim", "require_same"]
 
 _RANGE_BYTES = 32 << 20
 _READ_BYTES = 8 << 20
@@ -71,7 +71,7 @@ class Landing:
         with self._opened(entry) as (folder, name):
             if not folder.has(name):
                 return None
-            _require_same(folder, name, is_same=_is_stored_sample(folder, name, entry=entry))
+            require_same(folder, name, is_same=_is_stored_sample(folder, name, entry=entry))
         return Landed(size_bytes=entry.length, is_new=False, fetched_bytes=0)
 
     def land_bytes(self, entry: SampleEntry, data: bytes | memoryview) -> Landed:
@@ -80,7 +80,7 @@ class Landing:
             try:
                 publish(folder, name, chunks=[data], expect_size=entry.length)
             except FileExistsError:
-                _require_same(folder, name, is_same=_is_stored_sample(folder, name, entry=entry))
+                require_same(folder, name, is_same=_is_stored_sample(folder, name, entry=entry))
         return Landed(size_bytes=entry.length, is_new=True, fetched_bytes=entry.length)
 
     def land_encoded(self, sample: EncodedSample) -> Landed:
@@ -94,7 +94,7 @@ class Landing:
                 except FileExistsError:  # made in this moment
                     is_new = False
             if not is_new:
-                _require_same(folder, name, is_same=_holds(folder, name, sample=sample))
+                require_same(folder, name, is_same=_holds(folder, name, sample=sample))
         return Landed(size_bytes=sample.length, is_new=is_new, fetched_bytes=sample.length)
 
     def land_large(self, source: PinnedObject, entry: SampleEntry) -> Landed:
@@ -113,17 +113,17 @@ class Landing:
             try:
                 relocate(folder, part, target=folder, new_name=name)
             except FileExistsError:  # made in this moment
-                _require_same(folder, name, is_same=_is_stored_sample(folder, name, entry=entry))
+                require_same(folder, name, is_same=_is_stored_sample(folder, name, entry=entry))
         return Landed(size_bytes=entry.length, is_new=True, fetched_bytes=fetched)
 
-    def _opened(self, entry: SampleEntry) -> _OpenedPlace:
+    def _opened(self, entry: SampleEntry) -> OpenedPlace:
         path = self.path_of(entry)
         segments = [] if self._is_file else list(path.relative_to(self._out).parts[:-1])
         root = self._out.parent if self._is_file else self._out
-        return _OpenedPlace(root, segments, name=path.name)
+        return OpenedPlace(root, segments, name=path.name)
 
 
-class _OpenedPlace:
+class OpenedPlace:
     """The folder of one file, made where it lacks, walked without following a link below the root."""
 
     def __init__(self, root: Path, segments: Sequence[str], *, name: str) -> None:
@@ -154,7 +154,8 @@ class _OpenedPlace:
             self._folder.close()
 
 
-def _require_same(folder: Folder, name: str, *, is_same: bool) -> None:
+def require_same(folder: Folder, name: str, *, is_same: bool) -> None:
+    """`InvalidInput` where the file that has the name is another one."""
     if not is_same:
         raise InvalidInput(
             f"{folder.path / name} is there and is another file; it was left as it is", hint="give another --out"

@@ -36,7 +36,16 @@ from durastore.objectstore.port import ObjectStore
 from durastore.read.remote import BatchRange, plan_batch
 from durastore.read.sample import Wanted, read_checked
 
-__all__ = ["FailedSample", "RestoreReport", "RestoreRequest", "load_ids", "restore_samples"]
+__all__ = [
+    "FOR_ALL",
+    "FailedSample",
+    "RestoreReport",
+    "RestoreRequest",
+    "load_ids",
+    "part_of",
+    "restore_samples",
+    "rows_in_batches",
+]
 
 _LARGE_BYTES = 8 << 20  # from here on a part file, so that what was fetched outlives a kill
 _BATCH = 256
@@ -44,7 +53,8 @@ _THREADS = 8
 _EMBED_BYTES = 16 << 20
 _NEVER = 1 << 62
 _MAX_IDS_BYTES = 4 << 30
-_FOR_ALL = (EndpointUnreachable, CredentialsRefused, DiskFailed)
+FOR_ALL = (EndpointUnreachable, CredentialsRefused, DiskFailed)
+"""What no other sample would fare better with."""
 _SUFFIX = ".safetensors"
 
 
@@ -110,9 +120,9 @@ def restore_samples(
     `CredentialsRefused`, `DiskFailed`; all else is in the report.
     """
     snapshot = fetch_present_snapshot(store, prefix)
-    view = fetch_view(store, snapshot, part=_part_of(request.ids))
+    view = fetch_view(store, snapshot, part=part_of(request.ids))
     tally = _Tally()
-    rows = _rows_of(view, request, tally=tally)
+    rows = rows_in_batches(view, request.ids, refuse=tally.add)
     total = len(view) if request.ids is None else len(request.ids)
     fetcher = _Fetcher(store, request, runs=view.runs)
     with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="durastore-get") as pool:
@@ -125,7 +135,7 @@ def restore_samples(
     return tally.report()
 
 
-def _part_of(ids: Sequence[str] | None) -> SegmentPart | None:
+def part_of(ids: Sequence[str] | None) -> SegmentPart | None:
     """Of few samples only their rows stay in memory."""
     if ids is None:
         return None
@@ -144,23 +154,25 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def _rows_of(view: ResolvedView, request: RestoreRequest, *, tally: _Tally) -> Iterator[list[ManifestRow]]:
-    """The rows in batches; ids that there are none of are counted as failed at once."""
-    if request.ids is None:
-        for start in range(0, len(view), _BATCH):
-            yield [view.row_at(at) for at in range(start, min(start + _BATCH, len(view)))]
+def rows_in_batches(
+    view: ResolvedView, ids: Sequence[str] | None, *, refuse: Callable[[FailedSample], None], size: int = _BATCH
+) -> Iterator[list[ManifestRow]]:
+    """The rows of these ids (None: all) in batches; ids that there are none of are refused at once."""
+    if ids is None:
+        for start in range(0, len(view), size):
+            yield [view.row_at(at) for at in range(start, min(start + size, len(view)))]
         return
     batch: list[ManifestRow] = []
-    for text in dict.fromkeys(request.ids):
+    for text in dict.fromkeys(ids):
         try:
             row = view.row(SampleId(text))
             if row is None:
                 raise SampleAbsent(f"no sample {text!r}", hint="`durastore ls` lists those that there are")
         except DurastoreError as exc:
-            tally.add(FailedSample(id=text, error=exc))
+            refuse(FailedSample(id=text, error=exc))
             continue
         batch.append(row)
-        if len(batch) == _BATCH:
+        if len(batch) == size:
             yield batch
             batch = []
     if batch:
@@ -238,7 +250,7 @@ class _Fetcher:
             if self._is_decoded:
                 return _Done(self._landing.land_encoded(self._encoded(source, row.entry)), False)
             return _Done(self._landing.land_large(source, row.entry), _is_compressed(row.entry))
-        except _FOR_ALL:
+        except FOR_ALL:
             raise
         except DurastoreError as exc:
             return FailedSample(id=row.entry.sample_id.text, error=_named(exc, row))
@@ -284,7 +296,7 @@ class _Fetcher:
         version_id = row.object.version_id
         try:
             data = self._store.fetch(shared.key, offset=shared.offset, length=shared.length, version_id=version_id)
-        except _FOR_ALL:
+        except FOR_ALL:
             raise
         except DurastoreError:
             return memoryview(b"")  # told sample by sample, where the version may be another one too
@@ -301,7 +313,7 @@ class _Fetcher:
             if fault is not None:
                 raise IntegrityError(f"sample {entry.sample_id.text!r} in object {row.object.key}: {fault}")
             return _Done(self._landing.land_bytes(entry, body), _is_compressed(entry))
-        except _FOR_ALL:
+        except FOR_ALL:
             raise
         except DurastoreError as exc:
             return FailedSample(id=entry.sample_id.text, error=_named(exc, row))

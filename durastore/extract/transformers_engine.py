@@ -25,7 +25,7 @@ from durastore.observe.events import LOGGER
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DTYPES", "ModelSettings", "TransformersEngine"]
+__all__ = ["DTYPES", "ModelSettings", "TransformersEngine", "find_parts", "load_model"]
 
 DTYPES = ("bfloat16", "float16", "float32")
 _NORM_NAMES = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f")
@@ -72,10 +72,10 @@ class TransformersEngine:
         device = self._settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
         LOGGER.info("loading the model onto %s", device)
         try:
-            self._model = _load(self._source, self._settings).to(device).eval()
+            self._model = load_model(self._source, self._settings).to(device).eval()
         except Exception as exc:  # a model may be its own code, and a device be lost
             raise ConfigError(f"the model cannot be loaded: {type(exc).__name__}: {exc}") from exc
-        self._parts = _find_parts(self._model, self._plan)
+        self._parts = find_parts(self._model, self._plan)
         self._hooks = list(_hook(self._parts, self._plan, capture=self._capture))
         LOGGER.info("the model is loaded")
 
@@ -197,7 +197,8 @@ class _Capture:
         return self._buffer
 
 
-def _load(source: ModelSource, settings: ModelSettings) -> Any:
+def load_model(source: ModelSource, settings: ModelSettings) -> Any:
+    """All of the model, on the CPU. Raises what transformers raises."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as hf_logging
@@ -224,7 +225,7 @@ def _load(source: ModelSource, settings: ModelSettings) -> Any:
             bars.enable_progress_bar()
 
 
-def _find_parts(model: Any, plan: LayerPlan) -> _Parts:
+def find_parts(model: Any, plan: LayerPlan) -> _Parts:
     """The decoder, its list of layers and its final norm, found by shape and not by the architecture's name."""
     from torch.nn import ModuleList
 

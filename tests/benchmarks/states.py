@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from durastore.demo.material import find_model
 from durastore.extract.model_identity import resolve_model
-from durastore.extract.transformers_engine import ModelSettings, _load
+from durastore.extract.transformers_engine import ModelSettings, load_model
 
 __all__ = ["hidden_states"]
 
@@ -29,7 +29,7 @@ def hidden_states(cache: Path) -> list[torch.Tensor]:
 
 def _forward() -> torch.Tensor:
     source = resolve_model(str(find_model()))
-    model = _load(source, ModelSettings(dtype="bfloat16", device="cpu"))
+    model = load_model(source, ModelSettings(dtype="bfloat16", device="cpu"))
     tokenizer = AutoTokenizer.from_pretrained(source.folder, gguf_file=source.gguf_file)
     text = Path(torch.__file__).with_name("functional.py").read_text(encoding="utf-8")
     ids = tokenizer(text, return_tensors="pt").input_ids[:, :TOKENS]

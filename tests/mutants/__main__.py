@@ -25,6 +25,7 @@ from tests.mutants.row_guards import ROWS
 from tests.mutants.staging_guards import STAGING
 from tests.mutants.stop_guards import STOP
 from tests.mutants.training_guards import TRAINING
+from tests.mutants.way_back_guards import WAY_BACK
 from tests.mutants.workbench import Outcome, Workbench
 
 MUTANTS = (
@@ -42,6 +43,7 @@ MUTANTS = (
     *DOCTOR,
     *STAGING,
     *MONITOR,
+    *WAY_BACK,
 )
 _LIMIT_S = 120.0
 _ALL_LIMIT_S = 600.0
