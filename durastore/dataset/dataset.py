@@ -19,6 +19,7 @@ from durastore.config import resolve_options
 from durastore.dataset.cache import NodeCache, SampleShelf
 from durastore.dataset.connection import Connection
 from durastore.dataset.course import Course, Uneven
+from durastore.dataset.inputs import InputIndex
 from durastore.dataset.order import Positions
 from durastore.dataset.sampler import EpochSampler
 from durastore.dataset.selection import Where, positions_of, positions_where, selection_digest
@@ -129,6 +130,15 @@ class Dataset:
             return self._view.missing(ids)
         absent = set(self._view.missing(ids))
         return [text for text in ids if text in absent or text not in self]
+
+    def made_from(self, input_digest: str) -> list[str]:
+        """Ids of the samples whose input has this digest, in order. `InvalidInput` where it is no digest."""
+        found = [self._view.id_at(at) for at in self._inputs.find(Digest(input_digest))]
+        return found if self._positions is None else [text for text in found if text in self]
+
+    @cached_property
+    def _inputs(self) -> InputIndex:
+        return InputIndex(self._view)
 
     def row(self, index: SupportsIndex | str) -> ManifestRow:
         """The manifest row of a position or id, without fetching the sample. Raises like indexing."""

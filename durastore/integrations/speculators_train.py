@@ -1,0 +1,22 @@
+"""`torchrun -m durastore.integrations.speculators_train ARGS`: speculators' own training, which knows our backend.
+
+Speculators collects the options of all backends when its command line is imported, and finds none by itself: so ours is
+imported first, and nothing else is changed.
+"""
+
+from __future__ import annotations
+
+import runpy
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run `python -m speculators.train` with the arguments as they are."""
+    import durastore.integrations.speculators  # noqa: F401 - registers the backend
+
+    runpy.run_module("speculators.train", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
