@@ -17,7 +17,8 @@ import numpy as np
 
 from durastore.adopt.foreign_formats.containers import parse_foreign
 from durastore.adopt.foreign_formats.contents import Array, Unparsed
-from durastore.adopt.ledger import HashedEntry, load_ledger, mark_of, save_ledger
+from durastore.adopt.known import load_known
+from durastore.adopt.ledger import HashedEntry, mark_of, save_ledger
 from durastore.dataset.landing import OpenedPlace, require_same
 from durastore.dataset.pinned import PinnedObject
 from durastore.dataset.restore import FOR_ALL, FailedSample, part_of, rows_in_batches
@@ -253,10 +254,7 @@ class _Target:
         self._out = out
         self._record = record
         self._writer = WriterId.mint()
-        self._known: dict[bytes, bytes] = {}
-        if record is not None:
-            ledger = load_ledger(record)
-            self._known = dict(zip(ledger.marks, ledger.digests, strict=True))
+        self._known: dict[bytes, str] = load_known(record) if record is not None else {}
 
     @classmethod
     def open(cls, out: Path, *, is_dry_run: bool) -> closing[_Target]:
@@ -281,7 +279,7 @@ class _Target:
                 identity = folder.identity(name)
             except (FileNotFoundError, SpoolUnreadable):
                 return None
-        if self._known.get(mark_of(path, identity)) != digest.hex.encode():
+        if self._known.get(mark_of(path, identity)) != digest.hex:
             return None
         return HashedEntry(path=path, identity=identity, digest=digest)
 
@@ -298,7 +296,7 @@ class _Target:
     def record(self, entries: Sequence[HashedEntry]) -> None:
         if self._record is not None:
             known = self._known
-            new = [e for e in entries if known.get(mark_of(e.path, e.identity)) != e.digest.hex.encode()]
+            new = [e for e in entries if known.get(mark_of(e.path, e.identity)) != e.digest.hex]
             save_ledger(self._record, new, writer=self._writer)
 
     def _opened(self, path: str) -> OpenedPlace:
