@@ -13,6 +13,7 @@ from durastore.errors import DurastoreError
 from durastore.model import Evidence, EvidenceLevel, Sample
 
 if TYPE_CHECKING:
+    from durastore.artifacts.watching import Artifacts
     from durastore.dataset.cache import NodeCache
     from durastore.dataset.dataset import Dataset
     from durastore.store.opening import open_store as open  # noqa: A004 - `durastore.open` reads as it should
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from durastore.store.tickets import Ticket
 
 __all__ = [
+    "Artifacts",
     "Dataset",
     "DurastoreError",
     "Evidence",
@@ -35,6 +37,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Artifacts": ("durastore.artifacts.watching", "Artifacts"),
     "Dataset": ("durastore.dataset.dataset", "Dataset"),
     "NodeCache": ("durastore.dataset.cache", "NodeCache"),
     "Store": ("durastore.store.store", "Store"),

@@ -27,6 +27,7 @@ __all__ = ["COMMANDS", "cli", "main", "run"]
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "adopt": ("durastore_cli.adopt", "Bring existing files under inventory, as they are or as samples."),
+        "artifacts": ("durastore_cli.artifacts", "Keep folders (checkpoints, data, scripts) as snapshots."),
         "demo": ("durastore_cli.demo", "Extract, upload, prove and read back a small real data set."),
         "doctor": ("durastore_cli.doctor", "After a crash: is it safe to go on, and with which command?"),
         "drain": ("durastore_cli.drain", "Bring what ended processes left in a spool root to the bucket."),

@@ -54,10 +54,12 @@ class Fault:
 
 
 def find_fault(fd: int, path: str) -> Fault | None:
-    """What speaks against the open file; None where nothing does.
+    """What speaks against the open file; None where nothing does, also for formats that cannot be looked into.
 
     OSError where it cannot be read. Reads header, directory and tail only. Safe to repeat.
     """
+    if not is_data(path):
+        return None  # of such a file nothing can be told
     size = os.fstat(fd).st_size
     if size == 0:
         return _damage("has no bytes")

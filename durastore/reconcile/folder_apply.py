@@ -39,7 +39,7 @@ from durastore.spool.records import PackRecord
 from durastore.verify.remote import read_back
 from durastore.verify.verifier import Verifier
 
-__all__ = ["execute_folder", "take_back"]
+__all__ = ["execute_folder", "reclaim_listed", "take_back"]
 
 _THREADS = 6
 
@@ -66,7 +66,7 @@ def execute_folder(session: Session, place: FolderPlace, *, plan: FolderPlan, re
     if session.request.is_reclaiming:
         session.refuse_same_fate()
         listed = [*sent, *_look_at_listed(session, place, plan=plan, remote=remote, applied=applied)]
-        _reclaim(session, place, listed=listed, verifier=verifier, applied=applied)
+        reclaim_listed(session, place, listed=listed, verifier=verifier, applied=applied)
     elif session.request.is_deep:  # read every object that a file here rests on; what does not match is `unproven`
         _look_at_listed(session, place, plan=plan, remote=remote, applied=applied)
     return applied
@@ -217,9 +217,10 @@ def _look_at_one(
     return as_listed(pack, evidence, segment=segment, seen_at=session.clock.stamp())
 
 
-def _reclaim(
+def reclaim_listed(
     session: Session, place: FolderPlace, *, listed: list[PackRecord], verifier: Verifier, applied: Applied
 ) -> None:
+    """Free files that a segment lists and whose objects were read back: once they settled, each after its proof."""
     if not listed:
         return
     url = None if session.is_own_adapter else session.request.bucket

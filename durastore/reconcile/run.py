@@ -25,7 +25,7 @@ from durastore.reconcile.local import case_collisions, is_empty_folder
 from durastore.reconcile.report import ADOPTED, ReconcileReport, folder_counts, spool_counts
 from durastore.reconcile.session import ReconcileRequest, Session, opened_session
 
-__all__ = ["reconcile"]
+__all__ = ["reconcile", "refuse_overlap"]
 
 
 def reconcile(
@@ -40,7 +40,7 @@ def reconcile(
     `StoreMissing` where the folder is not there, `RootMismatch` and `InventoryIncomplete` where nothing may be planned,
     `SpoolLocked` where another reconcile works there, `SameFailureDomain`, network and credential errors. Repeatable.
     """
-    _refuse_overlap(request)
+    refuse_overlap(request)
     is_root = (Path(os.path.realpath(request.local)) / ROOT_MARKER_NAME).exists()
     if is_root and request.is_adopting:
         raise RootMismatch(
@@ -54,8 +54,8 @@ def reconcile(
         return _reconcile_folder(session)
 
 
-def _refuse_overlap(request: ReconcileRequest) -> None:
-    """A bucket directory inside the folder would be taken for files to send, for ever."""
+def refuse_overlap(request: ReconcileRequest) -> None:
+    """`ConfigError` for a bucket directory inside the folder, which would be taken for files to send, for ever."""
     if request.bucket.kind != "file":
         return
     bucket, local = Path(os.path.realpath(request.bucket.bucket)), Path(os.path.realpath(request.local))

@@ -10,6 +10,9 @@ _EXPORT = "tests/unit/test_export.py"
 _FORMS = "durastore/integrations/forms.py"
 _EXPORTING = "durastore/integrations/exporting.py"
 _NORM = "tests/integration/test_export_norm.py"
+_ARTIFACTS = "tests/unit/test_artifacts.py"
+_PUSHING = "durastore/artifacts/pushing.py"
+_LISTS = "durastore/artifacts/lists.py"
 
 
 def _guard(name: str, clause: str, test: str, *, file: str, edit: tuple[str, str]) -> Mutant:
@@ -86,5 +89,102 @@ WAY_BACK: tuple[Mutant, ...] = (
         f"{_EXPORT}::test_another_choice_of_layers_is_another_file",
         file=_EXPORTING,
         edit=("            list(recipe.layers),\n", ""),
+    ),
+    _guard(
+        "artifact-of-a-folder-that-changed",
+        "a snapshot is all or nothing",
+        f"{_ARTIFACTS}::test_a_file_that_changes_before_it_is_hashed_gets_no_list",
+        file=_PUSHING,
+        edit=("            if mark_of_identity(pack.identity) == state.files[path]:\n", "            if True:\n"),
+    ),
+    _guard(
+        "artifact-of-one-walk",
+        "a snapshot is all or nothing",
+        f"{_ARTIFACTS}::test_what_comes_between_two_walks_is_in_the_way",
+        file="durastore/artifacts/folder_state.py",
+        edit=("**after.troubles, **find_changes(before, after)}", "**after.troubles}"),
+    ),
+    _guard(
+        "artifact-with-a-file-that-is-written-to",
+        "a snapshot is all or nothing",
+        f"{_ARTIFACTS}::test_damage_and_what_cannot_be_kept_is_named_and_can_be_left_out",
+        file=_PUSHING,
+        edit=("        report.troubles |= sent.kept\n", ""),
+    ),
+    _guard(
+        "artifact-with-a-known-file-that-is-open",
+        "a snapshot is all or nothing",
+        f"{_ARTIFACTS}::test_a_file_that_looks_as_it_did_and_is_open_for_writing_is_in_the_way",
+        file=_PUSHING,
+        edit=("        self._report.troubles |= find_busy(self._place.folder, found)\n", ""),
+    ),
+    _guard(
+        "artifact-not-quiet",
+        "a snapshot is all or nothing",
+        f"{_ARTIFACTS}::test_a_folder_has_to_be_quiet_for_as_long_as_was_asked",
+        file="durastore/artifacts/folder_state.py",
+        edit=("if quiet_s > 0 and max(mark.mtime_ns, mark.ctime_ns) > limit_ns", "if False"),
+    ),
+    _guard(
+        "artifact-without-what-cannot-be-read",
+        "not knowing means keeping",
+        f"{_ARTIFACTS}::test_a_part_that_cannot_be_read_is_not_left_out_in_silence",
+        file="durastore/artifacts/folder_state.py",
+        edit=("for each in found.unreadable}", "for each in ()}"),
+    ),
+    _guard(
+        "artifact-trusts-an-older-list",
+        "a list names what was read back and is there",
+        f"{_ARTIFACTS}::test_content_that_the_bucket_lost_is_sent_again",
+        file=_PUSHING,
+        edit=("if file.key not in vanished}", "if file.key}"),
+    ),
+    _guard(
+        "artifact-list-of-any-bytes",
+        "INV-7: a list matches the digest in its key",
+        f"{_ARTIFACTS}::test_a_damaged_list_is_told_and_hides_no_other",
+        file=_LISTS,
+        edit=(
+            '        raise IntegrityError(f"artifact list {ref.key} does not match the digest',
+            '        dict(said=f"artifact list {ref.key} does not match the digest',
+        ),
+    ),
+    _guard(
+        "artifact-of-another-bucket",
+        "the bucket is the one that the folder was sent to",
+        f"{_ARTIFACTS}::test_another_bucket_than_before_is_refused",
+        file=_PUSHING,
+        edit=(
+            "        check_known_id(marker.store_id, journal.get_fact(STORE_ID), what=str(self._place.folder.path))\n",
+            "",
+        ),
+    ),
+    _guard(
+        "artifact-forgets-what-was-freed",
+        "what was freed stays part of the snapshots",
+        f"{_ARTIFACTS}::test_older_checkpoints_leave_this_disk_and_stay_in_the_snapshots",
+        file="durastore/artifacts/keeping.py",
+        edit=("    for record in listed:\n", "    for record in ():\n"),
+    ),
+    _guard(
+        "artifact-carries-what-others-took",
+        "what was freed stays part of the snapshots",
+        f"{_ARTIFACTS}::test_what_somebody_else_took_away_leaves_the_snapshots",
+        file=_PUSHING,
+        edit=(" and journal.get_fact(freed_fact(file.path)) == file.digest.hex", ""),
+    ),
+    _guard(
+        "artifact-frees-the-newest",
+        "keep_last",
+        f"{_ARTIFACTS}::test_the_highest_numbers_of_each_kind_stay",
+        file="durastore/artifacts/keeping.py",
+        edit=("sorted(numbered)[:-keep_last]", "sorted(numbered)[keep_last:]"),
+    ),
+    _guard(
+        "artifact-list-with-a-path-twice",
+        "a list is one snapshot",
+        f"{_ARTIFACTS}::test_a_list_reads_back_and_nothing_else_is_one",
+        file="durastore/formats/artifact_list.py",
+        edit=("        if paths != sorted(set(paths)):\n", "        if False:\n"),
     ),
 )
