@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from durastore.errors import FormatUnsupported, IntegrityError, SpoolUnreadable
 from durastore.fsio.folder import Folder
 from durastore.fsio.paths import open_folder
-from durastore.fsio.space import disk_bytes, filesystem_of, free_bytes
+from durastore.fsio.space import Filesystem, disk_bytes, filesystem_of, free_bytes
 from durastore.migrate.handover import RootState, find_state
 from durastore.migrate.outcome import Item
 from durastore.migrate.places import Trees, refuse_inside
@@ -60,10 +60,8 @@ def look_at(trees: Trees, *, stack: ExitStack, is_reclaiming: bool, is_any_files
         scan = scan_tree(trees.source)  # what was seen before the locks may have changed since
     refuse_inside(trees, scan)
     states, problems = _states(trees, roots)
-    if roots and not is_any_filesystem_allowed:
-        kind = filesystem_of(trees.existing.path)
-        if not kind.is_local_disk:
-            problems.append(f"SRC holds a spool root, and DST is on {kind.type_name}, which may lose acknowledged data")
+    if (roots or is_reclaiming) and not is_any_filesystem_allowed:
+        problems += _problems_of_kind(filesystem_of(trees.existing.path), has_roots=bool(roots))
     items, waiting = _sorted_out(scan, roots, states=states, is_reclaiming=is_reclaiming)
     there = _names_there(trees, scan)
     fresh = tuple(item.file for item in items if item.file.path not in there)
@@ -93,6 +91,15 @@ def leads_out(link: SourceLink) -> bool:
         if depth < 0:
             return True
     return False
+
+
+def _problems_of_kind(kind: Filesystem, *, has_roots: bool) -> list[str]:
+    """Memory ends with the machine, an overlay with its container; a network or FUSE mount may lead anywhere."""
+    if kind.is_local_disk:
+        return []
+    if has_roots:
+        return [f"SRC holds a spool root, and DST is on {kind.type_name}, which may lose acknowledged data"]
+    return [f"DST is on {kind.type_name}, no local disk: a copy there frees no source without --any-filesystem"]
 
 
 def _held(source: Folder, path: str, *, stack: ExitStack) -> HeldRoot:

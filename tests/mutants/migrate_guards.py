@@ -243,6 +243,27 @@ _FREEING = (
     ),
     _mutant(
         "reclaim/copied.py",
+        "tree-is-its-own-copy",
+        clause=_PROOF,
+        change=("    if is_one_tree(place.source, place.target):", "    if False:"),
+        test=f"{_DOOR_TESTS}::test_a_tree_that_shows_the_source_itself_is_no_copy_of_it",
+    ),
+    _mutant(
+        "fsio/one_tree.py",
+        "one-way-look-for-one-tree",
+        clause=_PROOF,
+        change=(" or _shows(other, made_in=one)\n", "\n"),
+        test="tests/unit/test_fsio_one_tree.py",
+    ),
+    _mutant(
+        "migrate/looking.py",
+        "sources-freed-into-memory",
+        clause=_PROOF,
+        change=("    if (roots or is_reclaiming) and not", "    if roots and not"),
+        test="tests/cli/test_cli_migrate.py::test_what_ends_with_the_machine_frees_nothing",
+    ),
+    _mutant(
+        "reclaim/copied.py",
         "copied-without-lease",
         clause="a lease, which fails while any writer has the file open",
         change=("        held.enter_context(leased(source.fd))\n", ""),

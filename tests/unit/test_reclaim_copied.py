@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,23 @@ def test_proven_sources_go_and_nothing_else(mig: MigrateLab) -> None:
     assert (mig.source / "d0").is_dir()
     assert mig.aside() == set()
     mig.check(is_all_there=True)
+
+
+def test_a_tree_that_shows_the_source_itself_is_no_copy_of_it(mig: MigrateLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    mig.fill(3)
+    mig.run()
+    plain = door.reclaim_copied
+
+    def with_one_tree(place: door.CopiedPlace, files: Any) -> Any:
+        with place.source.again() as shown_again:  # what an overlay or a mount of the source would be
+            return plain(replace(place, target=shown_again), files)
+
+    monkeypatch.setattr(run_module, "reclaim_copied", with_one_tree)
+    report = freed(mig)
+    assert report.stopped is not None
+    assert "show one tree" in report.stopped
+    assert (report.exit_code, report.reclaimed) == (3, 0)
+    assert mig.here() == mig.written
 
 
 def test_without_the_flag_the_source_is_not_written_to(mig: MigrateLab) -> None:
