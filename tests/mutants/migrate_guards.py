@@ -257,6 +257,20 @@ _FREEING = (
     ),
     _mutant(
         "migrate/looking.py",
+        "part-of-a-root-freed",
+        clause=_PROOF,
+        change=('    if above is not None:\n        return [f"SRC lies', '    if False:\n        return [f"SRC lies'),
+        test=f"{_ROOT_TESTS}::test_a_part_of_a_root_is_not_freed",
+    ),
+    _mutant(
+        "migrate/looking.py",
+        "spools-without-marker-freed",
+        clause=_PROOF,
+        change=("            if looks_like_spool(parent, name):\n", "            if False:\n"),
+        test=f"{_ROOT_TESTS}::test_spools_without_their_roots_marker_are_not_freed",
+    ),
+    _mutant(
+        "migrate/looking.py",
         "sources-freed-into-memory",
         clause=_PROOF,
         change=("    if (roots or is_reclaiming) and not", "    if roots and not"),
