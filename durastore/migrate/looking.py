@@ -65,7 +65,7 @@ def look_at(trees: Trees, *, stack: ExitStack, is_reclaiming: bool, is_any_files
     if (roots or is_reclaiming) and not is_any_filesystem_allowed:
         problems += _problems_of_kind(filesystem_of(trees.existing.path), has_roots=bool(roots))
     if is_reclaiming:
-        problems += _problems_of_spools(trees, scan, roots)
+        problems += _problems_of_spools(trees, scan, roots=roots)
     items, waiting = _sorted_out(scan, roots, states=states, is_reclaiming=is_reclaiming)
     there = _names_there(trees, scan)
     fresh = tuple(item.file for item in items if item.file.path not in there)
@@ -106,7 +106,7 @@ def _problems_of_kind(kind: Filesystem, *, has_roots: bool) -> list[str]:
     return [f"DST is on {kind.type_name}, no local disk: a copy there frees no source without --any-filesystem"]
 
 
-def _problems_of_spools(trees: Trees, scan: Scan, roots: tuple[HeldRoot, ...]) -> list[str]:
+def _problems_of_spools(trees: Trees, scan: Scan, *, roots: tuple[HeldRoot, ...]) -> list[str]:
     """Packs that a journal knows and that would go without it: whoever opens their root next would call them lost. Only
     a root that moves as a whole, under its locks, takes its journals along.
     """

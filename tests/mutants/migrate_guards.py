@@ -75,6 +75,20 @@ _COPYING = (
         test=f"{_COPY_TESTS}::test_a_source_that_is_replaced_stops_everything",
     ),
     _mutant(
+        "migrate/record.py",
+        "record-of-a-written-file-trusted",
+        clause=_CHANGED,
+        change=("        if self.has_writer:\n", "        if False:\n"),
+        test=f"{_COPY_TESTS}::test_what_a_writer_had_mapped_is_not_taken_for_known",
+    ),
+    _mutant(
+        "migrate/run.py",
+        "written-file-not-told",
+        clause=_CHANGED,
+        change=("            elif proven is not None and proven.has_writer:\n", "            elif False:\n"),
+        test=f"{_COPY_TESTS}::test_what_a_writer_had_mapped_is_not_taken_for_known",
+    ),
+    _mutant(
         "migrate/reading.py",
         "change-while-read-not-noticed",
         clause=_CHANGED,
