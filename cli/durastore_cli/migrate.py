@@ -20,7 +20,7 @@ __all__ = ["command"]
 @click.option("--reclaim-source", is_flag=True, help="Free each source after its copy on another device was proven.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Files copied at once.")
 @click.option("--limit-rate", type=SIZE, default=0, metavar="SIZE", help="Bytes a second read from SRC at most.")
-@click.option("--any-filesystem", is_flag=True, help="A spool root also onto a network, FUSE or memory file system.")
+@click.option("--any-filesystem", is_flag=True, help="Roots and freeing also onto a network, FUSE or memory one.")
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
 def command(
     *,

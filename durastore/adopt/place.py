@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 from durastore.adopt.inspect import find_fault
 from durastore.clock import Clock
 from durastore.errors import DiskFailed, RootMismatch, StoreMissing
-from durastore.formats.spool_root import PRIVATE_ROOT_NAME, ROOT_MARKER_NAME, is_spool_content, parse_spool_name
+from durastore.formats.spool_root import PRIVATE_ROOT_NAME, ROOT_MARKER_NAME
 from durastore.fsio.folder import Folder
 from durastore.fsio.paths import open_parent
 from durastore.fsio.relocate import relocate, relocate_shared
 from durastore.model import Digest
+from durastore.spool.nearby import root_above, spools_in
 from durastore.spool.root import SpoolRoot
 
 if TYPE_CHECKING:  # imported where they are used: who only looks at a folder needs neither
@@ -82,7 +83,7 @@ def hold_folder(path: Path) -> Folder:
         raise StoreMissing(f"folder {path}: {exc.strerror}", hint="check the path; nothing was changed") from exc
     try:
         _refuse_inside(real)
-        refuse_spools(_spools_in(folder), folder=real)
+        refuse_spools(spools_in(folder), folder=real)
         _refuse_strange_private(folder)
     except BaseException:  # whoever was refused, or interrupted, holds no folder
         folder.close()
@@ -113,36 +114,14 @@ def refuse_spools(names: Sequence[str], *, folder: Path) -> None:
 
 
 def _refuse_inside(real: Path) -> None:
-    for parent in real.parents:
-        has_marker = (parent / ROOT_MARKER_NAME).exists() or (parent / PRIVATE_NAME / ROOT_MARKER_NAME).exists()
-        if has_marker or _holds_spools(parent):
-            raise RootMismatch(f"{real} lies inside the root {parent}", hint=f"reconcile --local {parent}")
+    above = root_above(real)
+    private = next((parent for parent in real.parents if (parent / PRIVATE_NAME / ROOT_MARKER_NAME).exists()), None)
+    for root in (above, private):
+        if root is not None:
+            raise RootMismatch(f"{real} lies inside the root {root}", hint=f"reconcile --local {root}")
     if PRIVATE_NAME in real.parts:
         outer = Path(*real.parts[: real.parts.index(PRIVATE_NAME)])
         raise RootMismatch(f"{real} lies inside the private folder of {outer}", hint=f"reconcile --local {outer}")
-
-
-def _holds_spools(path: Path) -> bool:
-    try:
-        with Folder.open(path) as folder:
-            return bool(_spools_in(folder))
-    except OSError:
-        return False  # a parent that may not be read, or /proc: nothing is known of it, and it is not ours to free
-
-
-def _spools_in(folder: Folder) -> list[str]:
-    """Names of folders right in it that look like spools."""
-    found = []
-    for name in folder.names():
-        if parse_spool_name(name) is None:
-            continue
-        try:
-            with folder.child(name) as below:
-                if is_spool_content(below.names()):
-                    found.append(name)
-        except NotADirectoryError:
-            continue  # a file of this name, or a link, which is never followed
-    return found
 
 
 def _refuse_strange_private(folder: Folder) -> None:
@@ -150,7 +129,7 @@ def _refuse_strange_private(folder: Folder) -> None:
     try:
         with folder.child(PRIVATE_NAME) as private:
             if not private.has(ROOT_MARKER_NAME):
-                refuse_spools(_spools_in(private), folder=private.path)
+                refuse_spools(spools_in(private), folder=private.path)
     except FileNotFoundError:
         return
     except OSError as exc:

@@ -12,6 +12,7 @@ it has, and drops only files that are no samples of the dataset that is read, th
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from durastore.observe.events import LOGGER
 
 __all__ = ["NodeCache", "SampleShelf"]
 
+_NAME = re.compile(r"[0-9a-f]{32}")
 _OVERHEAD_BYTES = 64 << 10  # the folder itself, its ledger and marker
 
 
@@ -90,10 +92,9 @@ class SampleShelf:
 
     def _is_spare(self, name: str) -> bool:
         """Whether a file is no sample of this dataset. A stranger whose name begins like one of ours stays."""
-        try:
-            prefix = np.uint64(int(name[:16], 16))
-        except ValueError:
-            return False  # not ours to judge
+        if _NAME.fullmatch(name) is None:
+            return False  # somebody else's: not ours to judge
+        prefix = np.uint64(int(name[:16], 16))
         at = int(np.searchsorted(self._known, prefix))
         return at == len(self._known) or self._known[at] != prefix
 

@@ -144,6 +144,8 @@ class _Work:
     adopted_bytes: int = 0
     held: int = 0
     group: list[_Ready] = field(default_factory=list)
+    taken: dict[str, str] = field(default_factory=dict)
+    """Sample -> the file that it was made of, or that counts as it."""
 
     # --- what there is -------------------------------------------------------------------------------------------
 
@@ -217,8 +219,7 @@ class _Work:
             if isinstance(candidate, Unloaded):
                 self._refuse(candidate)
             elif self._is_held(candidate, target):
-                self.held += 1
-                self._tell()
+                self._hold(candidate)
             else:
                 ahead.append(pool.submit(self._convert, candidate))
             if len(ahead) >= _AHEAD:
@@ -252,15 +253,36 @@ class _Work:
         except Mismatch as exc:
             return Unloaded(path=path, trouble="mismatched", reason=str(exc))
 
+    def _hold(self, candidate: Candidate) -> None:
+        """The run has its sample: as good as the file is, if no other file was taken for that sample."""
+        if not self._is_repeated(candidate):
+            self.held += 1
+            self._tell()
+
+    def _is_repeated(self, candidate: Candidate) -> bool:
+        """Whether another file of the folder was taken for its sample, and holds something else: then it is refused. A
+        sample has one content, and the file that lost would be called done.
+        """
+        first = self.taken.setdefault(str(candidate.sample_id), candidate.path)
+        if first == candidate.path:
+            return False
+        one, other = load_foreign(self.folder, first), load_foreign(self.folder, candidate.path)
+        if isinstance(one, Unloaded) or (isinstance(other, LoadedFile) and one.contents.is_same_as(other.contents)):
+            return False
+        reason = f"is {candidate.sample_id} as {first} is, and holds something else"
+        self._refuse(Unloaded(path=candidate.path, trouble="repeated", reason=reason))
+        return True
+
     def _add(self, ready: _Ready, target: Target) -> None:
         row = ready.sample.row
         size_bytes = sum(each.file.size_bytes for each in self.group) + ready.file.size_bytes
         is_full = len(self.group) >= _GROUP_SAMPLES or size_bytes > _GROUP_BYTES
         if is_full or any(each.sample.row.sample_id == row.sample_id for each in self.group):
             self._put_group(target)
+        if self._is_repeated(ready.candidate):
+            return
         if target.contains(str(row.sample_id), input_digest=row.input_digest.hex):  # put since, or without an input
-            self.held += 1
-            self._tell()
+            self._hold(ready.candidate)
         else:
             self.group.append(ready)
 
@@ -282,6 +304,7 @@ class _Work:
         except InvalidInput as exc:
             if len(group) == 1:
                 reason = f"{exc.code}: {exc.message}"
+                del self.taken[str(group[0].candidate.sample_id)]  # another file of this sample may do
                 self._refuse(Unloaded(path=group[0].candidate.path, trouble="refused", reason=reason))
                 return
             for each in group:

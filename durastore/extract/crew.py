@@ -2,7 +2,8 @@
 
 Duty: start them, start a new one for each that was killed while there is work, tell them to stop, and collect how they
 ended. A worker that was asked to stop is not replaced: that is how one is taken out. Must never signal a process that
-it did not start, never kill one, and never go on for ever with workers that die without having done anything.
+it did not start, never kill one, and never go on for ever with workers that die without having done anything, or that
+no longer answer when others have done all there was.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from durastore.extract.leases import LeaseQueue
 from durastore.extract.semantic import CheckReport, merged
 from durastore.extract.switch import StopSwitch
 from durastore.extract.worker import WorkerEnd, WorkerOrder, work
+from durastore.observe.events import LOGGER
 
 __all__ = ["CrewEnd", "run_crew"]
 
@@ -59,6 +61,8 @@ class _Crew:
     deaths_in_a_row: int = 0
     done_before: int = 0
     error: DurastoreError | None = None
+    idle_since_s: float | None = None
+    """Since when there has been nothing to do."""
 
     def start(self, order: WorkerOrder) -> None:
         context = get_context("spawn")  # a fork would take locks, threads and CUDA along
@@ -98,6 +102,20 @@ class _Crew:
         elif standing.open or standing.leased:
             self.start(member.order)
 
+    def is_waiting_in_vain(self, lease_s: float) -> bool:
+        """Whether all that are left have had no work for a lease and did not notice: a pass that never ends, a process
+        that was suspended. One that still flushes has said so, and may take its time.
+        """
+        if self.queue.has_work():
+            self.idle_since_s = None
+            return False
+        now_s = self.clock.monotonic()
+        self.idle_since_s = now_s if self.idle_since_s is None else self.idle_since_s
+        if now_s - self.idle_since_s < lease_s:
+            return False
+        lagging = set(self.queue.lagging().values())
+        return all(member.process.pid in lagging for member in self.members)
+
     def stop(self) -> None:
         for member in self.members:
             member.process.terminate()  # SIGTERM to a child that was not waited for yet: never to another process
@@ -112,7 +130,13 @@ def run_crew(orders: Sequence[WorkerOrder], queue: LeaseQueue, *, switch: StopSw
     give_up_s: float | None = None
     while crew.members and (give_up_s is None or clock.monotonic() < give_up_s):
         crew.look_after()
-        if (switch.signal is not None or crew.error is not None) and not is_told:
+        if is_told or not crew.members:
+            continue
+        is_stuck = crew.is_waiting_in_vain(orders[0].request.lease_s)
+        if is_stuck:
+            pids = [member.process.pid for member in crew.members]
+            LOGGER.error("workers %s no longer answer; all samples are done, and they are told to leave", pids)
+        if switch.signal is not None or crew.error is not None or is_stuck:
             crew.stop()
             is_told = True
             give_up_s = clock.monotonic() + orders[0].request.grace_s + _SLACK_S

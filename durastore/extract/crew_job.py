@@ -201,7 +201,7 @@ class _Job:
                     crew = run_crew(orders, self._queue, switch=self._switch, clock=self._clock)
                 if self._is_over(crew):
                     return self._stopped(crew)
-                worked = replace(self._proven(), checks=crew.checks)
+                worked = replace(self._proven(), checks=crew.checks, is_abandoned=crew.is_abandoned)
                 left = self._left()
                 if worked.error is not None or not (worked.local_only or left):
                     return worked
@@ -237,8 +237,7 @@ class _Job:
 
         `local_only` are samples that are nowhere, or could not be brought there.
         """
-        while self._queue.living() and self._switch.signal is None:
-            self._clock.sleep(_POLL_S)  # another command's workers still flush, or work
+        self._await_others()
         with _opened(self._request, self._plan) as store:
             error = self._flush(store)
             ok = -self._done_before
@@ -251,6 +250,18 @@ class _Job:
             if error is not None or self._switch.signal is not None:
                 missing = [*missing, *store.status().only_local_ids]
         return _Worked(ok=ok, error=error, local_only=tuple(missing))
+
+    def _await_others(self) -> None:
+        """Another command's workers still flush, or work. Those that did not notice for a lease that all is done are
+        not waited for: what they stored is on disk, and the next store that opens their spool brings it to the bucket.
+        """
+        give_up_s = self._clock.monotonic() + self._request.lease_s
+        while (living := self._queue.living()) and self._switch.signal is None:
+            is_late = self._clock.monotonic() > give_up_s and not self._queue.has_work()
+            if is_late and self._queue.lagging().keys() >= set(living):
+                LOGGER.warning("workers %s no longer answer and are not waited for", living)
+                return
+            self._clock.sleep(_POLL_S)
 
     def _flush(self, store: Store) -> DurastoreError | None:
         while not self._switch.is_expired:

@@ -26,6 +26,7 @@ from durastore.model import SampleId
 __all__ = ["MOST_LAPSES", "LeaseQueue", "Standing", "Task", "TaskState"]
 
 _PAGE_ROWS = 1000
+_FLUSHED, _LEAVING = 1, 2
 MOST_LAPSES = 3
 """A sample that was in work when its worker ended (or its time) so often is failed."""
 
@@ -232,10 +233,17 @@ class LeaseQueue:
             )
             return changed.rowcount
 
+    def leaving(self) -> None:
+        """This worker asks for no more samples: what it does from now on is to store and to flush."""
+        self._set_flushed(_LEAVING)
+
     def flushed(self) -> None:
         """All that this worker stored is in the bucket's manifest."""
+        self._set_flushed(_FLUSHED)
+
+    def _set_flushed(self, value: int) -> None:
         with self._lock, self._db.changing() as conn:
-            conn.execute("UPDATE worker SET is_flushed = 1 WHERE id = ?", (self._worker,))
+            conn.execute("UPDATE worker SET is_flushed = ? WHERE id = ?", (value, self._worker))
 
     def standing(self) -> Standing:
         with self._lock, self._db.reading() as conn:
@@ -268,10 +276,25 @@ class LeaseQueue:
         """Samples that were stored by a worker which did not tell that it brought them to the bucket."""
         query = (
             "SELECT t.sample_id FROM task t JOIN worker w ON w.id = t.worker"
-            " WHERE t.job = ? AND t.state = 'stored' AND NOT w.is_flushed"
+            " WHERE t.job = ? AND t.state = 'stored' AND w.is_flushed <> ?"
         )
         with self._lock, self._db.reading() as conn:
-            return [name for (name,) in conn.execute(query, (self._job,))]
+            return [name for (name,) in conn.execute(query, (self._job, _FLUSHED))]
+
+    def has_work(self) -> bool:
+        """Whether a sample is open or in work."""
+        query = "SELECT 1 FROM task WHERE job = ? AND state IN ('open', 'leased') LIMIT 1"
+        with self._lock, self._db.reading() as conn:
+            return conn.execute(query, (self._job,)).fetchone() is not None
+
+    def lagging(self) -> dict[int, int]:
+        """Numbers and process ids of living workers that would still ask for samples. Where there is no work any more a
+        worker that answers is among them for a moment only.
+        """
+        with self._lock, self._db.reading() as conn:
+            query = "SELECT id, pid FROM worker WHERE job = ? AND is_flushed NOT IN (?, ?)"
+            rows = conn.execute(query, (self._job, _LEAVING, _FLUSHED)).fetchall()
+        return {number: pid for number, pid in rows if number != self._worker and self._alive.is_held(number)}
 
     def living(self) -> list[int]:
         """Numbers of this job's workers that the kernel still knows, this process's own left out."""

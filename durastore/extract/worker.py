@@ -182,6 +182,7 @@ def leased_batches(
             tasks, hopeless = queue.take(batch_tokens=request.limits.batch_tokens)
             if not tasks and not hopeless:
                 if not queue.has_work_of_others():
+                    queue.leaving()
                     return
                 yield []  # a server's answers go on being stored meanwhile
                 clock.sleep(_POLL_S)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from durastore.clock import Clock
-from durastore.errors import ConfigError, DiskFailed
+from durastore.errors import ConfigError, DiskFailed, SpoolUnreadable
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import TEMP_PREFIX, publish, write_all
 from durastore.fsio.space import disk_bytes
@@ -62,7 +62,7 @@ class CacheFolder:
         try:
             with self._folder() as folder:
                 fd = folder.open_read(name)
-        except OSError:
+        except (OSError, SpoolUnreadable):
             return None
         try:
             if not _is_locked(fd, fcntl.LOCK_SH):
@@ -232,8 +232,12 @@ def _drop(folder: Folder, name: str) -> int:
         return 0
     try:
         fd = folder.open_read(name)
-    except FileNotFoundError:
-        return 0
+    except (FileNotFoundError, SpoolUnreadable):
+        return 0  # a folder of this name is no copy
+    except OSError as exc:
+        if exc.errno != errno.ELOOP:
+            raise
+        return 0  # nor is a link
     try:
         if not _is_locked(fd, fcntl.LOCK_EX):
             return 0

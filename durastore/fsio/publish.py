@@ -77,12 +77,22 @@ class TempFile:
             except OSError as exc:
                 if exc.errno not in _NO_TMPFILE:
                     raise _uncreated(folder, exc) from exc
+        return cls.named(temps)
+
+    @classmethod
+    def named(cls, temps: Folder) -> TempFile:
+        """With a temp name in `temps` in any case. `DiskFailed` if it cannot be made."""
         temp = TEMP_PREFIX + secrets.token_hex(8)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         try:
             return cls(SYS.open(temp, flags, mode=0o600, dir_fd=temps.fd), temps, temp=temp)
         except OSError as exc:
             raise _uncreated(temps, exc) from exc
+
+    @property
+    def temp_name(self) -> str | None:
+        """None where the file has no name, or its final one only."""
+        return self._temp
 
     def give_name(self, folder: Folder, name: str) -> None:
         """The final name, durable once `folder` is synced. FileExistsError if it is taken; OSError passes."""

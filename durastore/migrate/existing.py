@@ -23,6 +23,9 @@ from durastore.verify.copied import CopiedFile
 
 __all__ = ["set_superseded", "settle_existing"]
 
+_MAX_BYTES = 200
+"""Of the old name in that of a file set aside; a directory entry holds 255."""
+
 
 def settle_existing(tools: CopyTools, item: Item, *, folders: tuple[Folder, Folder], outcome: Outcome) -> bool:
     """True if the file is settled (proven, or failed), False if its place was made free and it is to be copied.
@@ -54,7 +57,7 @@ def settle_existing(tools: CopyTools, item: Item, *, folders: tuple[Folder, Fold
 
 def set_superseded(target: Target, folder: Folder, *, name: str, path: str, outcome: Outcome) -> None:
     """Move what DST has under `name` aside: an earlier state that this command made. Nothing is dropped."""
-    aside = f"{secrets.token_hex(4)}-{name[-200:]}"
+    aside = f"{secrets.token_hex(4)}-{_last_part(name)}"
     try:
         relocate(folder, name, target=target.superseded, new_name=aside)
     except DiskFailed as exc:
@@ -121,6 +124,11 @@ def _is_same(then: FileIdentity, now: FileIdentity) -> bool:
         now.mtime_ns,
         now.ctime_ns,
     )
+
+
+def _last_part(name: str) -> str:
+    """The end of a name, short enough for another one before it. Bytes that are cut apart become surrogates."""
+    return os.fsdecode(os.fsencode(name)[-_MAX_BYTES:])
 
 
 def _drop(block: memoryview) -> None:

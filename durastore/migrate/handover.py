@@ -20,7 +20,6 @@ from durastore.formats.spool_root import (
     MOVED_NAME,
     ROOT_MARKER_NAME,
     RootRecord,
-    is_spool_content,
     parse_root,
     parse_spool_name,
     render_root,
@@ -38,6 +37,7 @@ from durastore.migrate.outcome import Outcome
 from durastore.migrate.places import Target
 from durastore.migrate.roots import MARKER_LIMIT_BYTES, HeldRoot, below
 from durastore.migrate.scan import scan_tree
+from durastore.spool.nearby import spools_in
 from durastore.spool.root import read_moved
 
 __all__ = ["RootState", "begin_root", "end_root", "find_state", "path_at_target"]
@@ -81,7 +81,7 @@ def find_state(target: Folder | None, root: HeldRoot, *, target_path: Path) -> R
             return RootState.DONE if is_done else f"{place} is a spool root already"
         if root.moved_to is not None:
             return f"{place} has no marker of the root that was moved there"
-        spools = [name for name in folder.names() if parse_spool_name(name) is not None and _is_spool(folder, name)]
+        spools = spools_in(folder)
     return f"{place / spools[0]} looks like a spool already" if spools else RootState.FRESH
 
 
@@ -116,14 +116,6 @@ def end_root(target: Target, root: HeldRoot, *, expected: Iterable[str], outcome
             )
         new_name = f"{secrets.token_hex(4)}-{INCOMING_NAME}"
         relocate_shared(there, INCOMING_NAME, target=target.superseded, new_name=new_name)
-
-
-def _is_spool(folder: Folder, name: str) -> bool:
-    try:
-        with folder.child(name) as spool:
-            return is_spool_content(spool.names())
-    except NotADirectoryError:
-        return False
 
 
 def _incoming_id(folder: Folder) -> str:

@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from durastore.errors import FormatUnsupported, IntegrityError, SpoolUnreadable
+from durastore.formats.spool_root import ROOT_MARKER_NAME, parse_spool_name
 from durastore.fsio.folder import Folder
 from durastore.fsio.paths import open_folder
-from durastore.fsio.space import disk_bytes, filesystem_of, free_bytes
+from durastore.fsio.space import Filesystem, disk_bytes, filesystem_of, free_bytes
 from durastore.migrate.handover import RootState, find_state
 from durastore.migrate.outcome import Item
 from durastore.migrate.places import Trees, refuse_inside
 from durastore.migrate.plan import MigratePlan, PlanFacts, plan_migrate
 from durastore.migrate.roots import Going, HeldRoot, find_roots, hold_root, root_of
 from durastore.migrate.scan import Scan, SourceFile, SourceLink, scan_tree
+from durastore.spool.nearby import looks_like_spool, root_above
 
 __all__ = ["Look", "leads_out", "look_at"]
 
@@ -60,10 +62,10 @@ def look_at(trees: Trees, *, stack: ExitStack, is_reclaiming: bool, is_any_files
         scan = scan_tree(trees.source)  # what was seen before the locks may have changed since
     refuse_inside(trees, scan)
     states, problems = _states(trees, roots)
-    if roots and not is_any_filesystem_allowed:
-        kind = filesystem_of(trees.existing.path)
-        if not kind.is_local_disk:
-            problems.append(f"SRC holds a spool root, and DST is on {kind.type_name}, which may lose acknowledged data")
+    if (roots or is_reclaiming) and not is_any_filesystem_allowed:
+        problems += _problems_of_kind(filesystem_of(trees.existing.path), has_roots=bool(roots))
+    if is_reclaiming:
+        problems += _problems_of_spools(trees, scan, roots=roots)
     items, waiting = _sorted_out(scan, roots, states=states, is_reclaiming=is_reclaiming)
     there = _names_there(trees, scan)
     fresh = tuple(item.file for item in items if item.file.path not in there)
@@ -93,6 +95,33 @@ def leads_out(link: SourceLink) -> bool:
         if depth < 0:
             return True
     return False
+
+
+def _problems_of_kind(kind: Filesystem, *, has_roots: bool) -> list[str]:
+    """Memory ends with the machine, an overlay with its container; a network or FUSE mount may lead anywhere."""
+    if kind.is_local_disk:
+        return []
+    if has_roots:
+        return [f"SRC holds a spool root, and DST is on {kind.type_name}, which may lose acknowledged data"]
+    return [f"DST is on {kind.type_name}, no local disk: a copy there frees no source without --any-filesystem"]
+
+
+def _problems_of_spools(trees: Trees, scan: Scan, *, roots: tuple[HeldRoot, ...]) -> list[str]:
+    """Packs that a journal knows and that would go without it: whoever opens their root next would call them lost. Only
+    a root that moves as a whole, under its locks, takes its journals along.
+    """
+    above = root_above(trees.source.path)
+    if above is not None:
+        return [f"SRC lies in the spool root {above}, whose journals know what is there: migrate the whole root"]
+    problems = []
+    for folder in scan.folders:
+        at, _, name = folder.path.rpartition("/")
+        if parse_spool_name(name) is None or root_of(roots, folder.path) is not None:
+            continue
+        with open_folder(trees.source, at) as parent:
+            if looks_like_spool(parent, name):
+                problems.append(f"{folder.path} looks like a spool, and there is no {ROOT_MARKER_NAME} beside it")
+    return problems
 
 
 def _held(source: Folder, path: str, *, stack: ExitStack) -> HeldRoot:

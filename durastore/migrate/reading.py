@@ -46,6 +46,8 @@ class SourceRead:
     digest: Digest
     is_quiet: bool
     """Nobody had it open for writing, before and after."""
+    has_writer: bool
+    """The kernel said that somebody had. (Where it does not tell, neither this nor `is_quiet`.)"""
     prior: Prior
     damage: str | None
 
@@ -63,15 +65,21 @@ def read_source(
     try:
         if identify(fd) != expect:
             raise SourceChanged("it changed since it was looked at")
-        is_quiet = _has_no_writer(fd)
+        before = _is_written(fd)
         digest = _read_all(fd, expect.size_bytes, take=take, pace=pace)
         fits, damage = formats.find_damage(fd, name) if formats.is_known(name) else (False, None)
-        is_quiet = _has_no_writer(fd) and is_quiet
+        after = _is_written(fd)
         if identify(fd) != expect:
             raise SourceChanged("it changed while it was read")
     finally:
         os.close(fd)
-    return SourceRead(digest=digest, is_quiet=is_quiet, prior=Prior.LENGTH if fits else Prior.NONE, damage=damage)
+    return SourceRead(
+        digest=digest,
+        is_quiet=before is after is False,
+        has_writer=True in (before, after),
+        prior=Prior.LENGTH if fits else Prior.NONE,
+        damage=damage,
+    )
 
 
 def read_copy(fd: int, size_bytes: int) -> Digest:
@@ -109,9 +117,10 @@ def _read_all(fd: int, size_bytes: int, *, take: Sink, pace: Pace) -> Digest:
     return Digest(hasher.hexdigest())
 
 
-def _has_no_writer(fd: int) -> bool:
+def _is_written(fd: int) -> bool | None:
+    """Whether somebody has it open or mapped for writing; None where the kernel does not tell."""
     try:
         with leased(fd):
-            return True
-    except NotLeased:
-        return False
+            return False
+    except NotLeased as exc:
+        return True if exc.is_writer else None

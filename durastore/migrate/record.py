@@ -40,9 +40,14 @@ class Proven:
     prior: Prior
     damage: str | None = None
     """Why the source is not what it should be. The copy has the same bytes."""
+    has_writer: bool = False
+    """Somebody had the source open for writing while it was read. Who has a file mapped changes its bytes and not its
+    times, so what it was then says nothing of what it is now."""
 
     def of_now(self, source: FileIdentity, target: FileIdentity) -> Proven | None:
-        """The same with today's device numbers; None unless both files are those that were recorded."""
+        """The same with today's device numbers; None unless both files are those that were recorded, and hold still."""
+        if self.has_writer:
+            return None
         then = self.copied
         if _is_same(then.source, source) and _is_same(then.target, target):
             return replace(self, copied=replace(then, source=source, target=target))
@@ -166,13 +171,14 @@ def _body(line: bytes) -> list[Any] | None:
 def _render(proven: Proven) -> list[Any]:
     copied = proven.copied
     identities = [copied.source.render(), copied.target.render()]
-    return ["copy", copied.path, copied.digest.hex, *identities, copied.is_quiet, proven.prior.name, proven.damage]
+    facts = [copied.is_quiet, proven.prior.name, proven.damage, proven.has_writer]
+    return ["copy", copied.path, copied.digest.hex, *identities, *facts]
 
 
 def _parse(body: list[Any]) -> Proven | None:
-    if body[0] != "copy" or len(body) != 8:
-        return None  # of a newer version
-    _, path, digest, source, target, is_quiet, prior, damage = body
+    if body[0] != "copy" or len(body) != 9:
+        return None  # of another version
+    _, path, digest, source, target, is_quiet, prior, damage, has_writer = body
     copied = CopiedFile(
         path=path,
         source=FileIdentity.parse(source),
@@ -181,4 +187,4 @@ def _parse(body: list[Any]) -> Proven | None:
         is_quiet=is_quiet,
         is_read_back=False,
     )
-    return Proven(copied=copied, prior=Prior[prior], damage=damage)
+    return Proven(copied=copied, prior=Prior[prior], damage=damage, has_writer=has_writer)

@@ -213,6 +213,10 @@ class _Run:
             proven = outcome.proven.get(file.path)
             if proven is not None and proven.copied.source != file.identity:
                 outcome.doubt(file.path, "it changed after it was copied")
+            elif proven is not None and proven.has_writer:
+                outcome.doubt(
+                    file.path, "somebody had it open for writing while it was copied: run it again after that"
+                )
             elif proven is None and file.path not in outcome.failed and look.is_wanted(file.path):
                 outcome.doubt(file.path, "it appeared while others were copied")
         known = {folder.path for folder in look.scan.folders} | {link.path for link in look.scan.links}

@@ -33,9 +33,10 @@ class CopyTools:
 def judged(copied: CopiedFile, read: SourceRead, *, item: Item) -> Proven:
     """The copy with what the source was held against: the journal's digest, or what its format says."""
     if item.seal is None:
-        return Proven(copied=copied, prior=read.prior, damage=read.damage)
+        return Proven(copied=copied, prior=read.prior, damage=read.damage, has_writer=read.has_writer)
     damage = None if item.seal == copied.digest else "its bytes are not those that were sealed"
-    return Proven(copied=copied, prior=Prior.DIGEST if damage is None else Prior.NONE, damage=damage)
+    prior = Prior.DIGEST if damage is None else Prior.NONE
+    return Proven(copied=copied, prior=prior, damage=damage, has_writer=read.has_writer)
 
 
 def sync_file(fd: int) -> None:

@@ -20,6 +20,7 @@ from durastore.fsio.folder import Folder
 from durastore.fsio.identity import identify
 from durastore.fsio.lease import NotLeased, check_leased, leased
 from durastore.fsio.lock import FlockedFile
+from durastore.fsio.one_tree import is_one_tree
 from durastore.fsio.paths import open_parent
 from durastore.fsio.relocate import relocate_shared
 from durastore.observe.events import LOGGER
@@ -64,9 +65,12 @@ class CopiedReport:
 def reclaim_copied(place: CopiedPlace, files: Iterable[CopiedFile]) -> CopiedReport:
     """Prove and free each source. What cannot be proven stays and is named in the report.
 
-    `RootMismatch` or `DiskFailed` if what all of it rests on does not hold; then the remaining files are untouched.
+    `NotVerified`, `RootMismatch`, `DiskFailed` or OSError if what all of it rests on does not hold; then the remaining
+    files are untouched.
     """
     report = CopiedReport()
+    if is_one_tree(place.source, place.target):  # device numbers would not tell: ADR 0009
+        raise NotVerified(f"{place.source.path} and {place.target.path} show one tree: its files are their own copies")
     for copied in files:
         place.check()  # a disk may have been unmounted or replaced between two files (case B20)
         try:

@@ -32,7 +32,7 @@ def test_plan_copy_and_free(mig: MigrateLab, capsys: pytest.CaptureFixture[str])
     assert "copied 4 files" in out
     assert "3 no prior evidence" in out
     assert "1 whole by its own header" in out
-    assert run(arguments(mig, "--reclaim-source", "--json")) == 0
+    assert run(arguments(mig, "--reclaim-source", "--any-filesystem", "--json")) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["reclaimed"], shown["there_before"], shown["exit_code"]) == (4, 4, 0)
     assert shown["proven"] == {"digest": 0, "length": 1, "none": 3}
@@ -55,6 +55,16 @@ def test_exit_codes_say_what_came_of_it(mig: MigrateLab, capsys: pytest.CaptureF
     assert run(["migrate", str(mig.source), str(mig.target / "x" / "y")]) == 10
     assert "overlap" in capsys.readouterr().err
     assert run(["migrate", str(mig.source)]) == 2
+
+
+def test_what_ends_with_the_machine_frees_nothing(mig: MigrateLab, capsys: pytest.CaptureFixture[str]) -> None:
+    mig.write("a", 10)
+    assert run(arguments(mig)) == 0
+    assert run(arguments(mig, "--reclaim-source")) == 2
+    assert "REFUSED: DST is on tmpfs, no local disk" in capsys.readouterr().out
+    assert mig.here() == mig.there() == mig.written
+    assert run(arguments(mig, "--reclaim-source", "--any-filesystem")) == 0
+    assert (mig.here(), mig.there()) == ({}, mig.written)
 
 
 def test_one_device_frees_nothing(mig: MigrateLab, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

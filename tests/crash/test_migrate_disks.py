@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from durastore.errors import DiskFailed, RootMismatch
 from durastore.fsio import space
 from durastore.fsio.sys import SYS
 from durastore.migrate import copying
+from durastore.migrate.run import MigrateRequest, migrate
 from durastore.spool import spool as spool_module
 from durastore.spool.root import SpoolRoot
 from tests.crash.test_full_disk import _why_not
-from tests.unit.migrate_lab import MigrateLab, contents
+from tests.unit.migrate_lab import FORMATS, MigrateLab, contents
 from tests.unit.spool_lab import assert_obtainable, sample, spool_at, writer_of
 
 MIB = 1 << 20
@@ -164,3 +166,29 @@ def test_a_disk_copied_into_another_is_noticed(tmp_path: Path, monkeypatch: pyte
         SpoolRoot.open(one).close()
         with pytest.raises(RootMismatch, match="is a copy"):
             SpoolRoot.open(other)
+
+
+@pytest.mark.parametrize("is_emptied_through_it", [False, True])
+def test_an_overlay_of_the_source_is_no_copy_of_it(tmp_path: Path, is_emptied_through_it: bool) -> None:
+    """An overlay has a device number of its own, and shows the very files that would be freed."""
+    with disk(tmp_path, "one", size_bytes=64 * MIB) as one:
+        lower, upper, merged = one / "lower", one / "upper", tmp_path / "merged"
+        for made in (lower, upper, one / "work", merged):
+            made.mkdir()
+        holder = upper if is_emptied_through_it else lower
+        (holder / "only.bin").write_bytes(b"the only copy" * 100)
+        layers = f"lowerdir={lower},upperdir={upper},workdir={one / 'work'}"
+        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", layers, merged], check=True, capture_output=True)
+        try:
+            trees = (merged, upper) if is_emptied_through_it else (lower, merged)
+            request = MigrateRequest(
+                source=trees[0], target=trees[1], is_reclaiming=True, is_any_filesystem_allowed=True
+            )
+            report = migrate(request, formats=FORMATS)
+            assert (report.reclaimed, report.exit_code) == (0, 3)
+            assert (holder / "only.bin").read_bytes() == (merged / "only.bin").read_bytes() == b"the only copy" * 100
+            plain = migrate(replace(request, is_any_filesystem_allowed=False), formats=FORMATS)
+            assert is_emptied_through_it or "is on overlay" in plain.plan.problems[0]
+            assert plain.reclaimed == 0
+        finally:
+            subprocess.run(["umount", merged], check=True, capture_output=True)

@@ -234,6 +234,19 @@ def test_samples_of_another_dataset_make_room(tmp_path: Path) -> None:
             assert allocated(folder) <= limit
 
 
+def test_files_of_others_in_a_cache_are_not_dropped(place: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    theirs = ["20240101", "cafe", "0x12", "12_3", "0" * 31, "0" * 33]
+    with Dataset(str(place), cache=NodeCache(folder, 200_000)) as dataset:
+        for name in theirs:
+            (folder / name).write_bytes(bytes(20_000))
+        copy = folder / ("0" * 32)  # of another dataset
+        copy.write_bytes(bytes(20_000))
+        assert len(list(dataset)) == len(dataset)
+    assert [name for name in theirs if not (folder / name).exists()] == []
+    assert not copy.exists()
+
+
 def test_limits_that_cannot_work_are_refused(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     largest = 0
     with Dataset(str(place)) as dataset:

@@ -55,6 +55,13 @@ ADOPT: tuple[Mutant, ...] = (
         edit=("{pack.key, first_file_key(self._prefix, file.path, digest=file.digest)}", "{pack.key}"),
     ),
     _guard(
+        "adopt-second-file-called-done",
+        "a file counts only if its sample is what it holds",
+        f"{_SAMPLES}::test_a_second_file_of_a_sample_that_holds_something_else_is_named",
+        file="durastore/extract/adopt_samples.py",
+        edit=("        if first == candidate.path:\n", "        if True:\n"),
+    ),
+    _guard(
         "adopt-tokens-not-compared",
         "tokens compared where stored",
         _CONVERSION,

@@ -184,6 +184,24 @@ def test_two_files_of_one_sample_make_one_sample(lab: Lab) -> None:
     assert (report.adopted, report.held, troubles(report)) == (1, 1, {"a/data_1.pt": "damaged"})
 
 
+@pytest.mark.parametrize("with_data", [True, False])
+def test_a_second_file_of_a_sample_that_holds_something_else_is_named(lab: Lab, with_data: bool) -> None:
+    rule = r"regex:(s\d)"
+    lab.file("a/s1.pt", [1, 2, 3])
+    lab.file("b/s1.pt", [1, 2, 3])
+    torch.save({"hidden_states": torch.randn(3, L, H), "input_ids": torch.tensor([1, 2, 3])}, lab.folder / "c_s1.pt")
+    wanted = {"c_s1.pt": "repeated"}
+    if not with_data:
+        lab.file("d/s1.pt", [7, 8, 9])
+        wanted["d/s1.pt"] = "repeated"
+    first = lab.adopt(rule, with_data=with_data)
+    assert (first.adopted, first.held, first.exit_code, troubles(first)) == (1, 1, 3, wanted)
+    again = lab.adopt(rule, with_data=with_data)
+    assert (again.adopted, again.held, again.exit_code, troubles(again)) == (0, 2, 3, wanted)
+    states = lab.held()["s1"].tensors["hidden_states"]
+    assert torch.equal(states, torch.load(lab.folder / "a/s1.pt")["hidden_states"])
+
+
 def test_other_content_for_an_input_that_is_held_is_not_put(lab: Lab) -> None:
     run = load_run_file(lab.run_file).run
     digest = input_digest(np.array([1, 2, 3]), None).hex
@@ -212,6 +230,8 @@ def test_one_sample_that_cannot_be_stored_does_not_keep_the_others(lab: Lab) -> 
     report = lab.adopt()
     assert (report.adopted, troubles(report)) == (2, {"data_1.pt": "refused"})
     assert "meta takes" in report.refused[0].reason
+    lab.file("other/data_1.pt", [1, 2, 3])
+    assert lab.adopt().adopted == 1, "a file that could not be stored is nobody's sample"
 
 
 def test_an_endpoint_that_goes_away_loses_nothing_and_the_same_call_goes_on(

@@ -123,6 +123,20 @@ def test_what_is_being_written_is_neither_read_nor_dropped(cache: CacheFolder, m
     assert allocated(cache.path) <= LIMIT
 
 
+def test_what_is_no_file_stays_and_stops_nothing(cache: CacheFolder) -> None:
+    elsewhere = cache.path.parent / "elsewhere"
+    elsewhere.write_bytes(b"mine")
+    (cache.path / "f").mkdir()
+    (cache.path / "0").symlink_to(elsewhere)
+    for number in range(8):
+        assert cache.keep(f"{number:032x}", _data(number), is_spare=_all_spare)
+    assert (cache.path / "f").is_dir()
+    assert (cache.path / "0").is_symlink()
+    assert elsewhere.read_bytes() == b"mine"
+    assert cache.read("f", size_bytes=0) is None
+    cache.forget("f")
+
+
 def test_what_a_killed_writer_left_is_found_and_goes(cache: CacheFolder) -> None:
     for n in range(4):
         (cache.path / f".tmp-{n:016x}").write_bytes(bytes(_data(n)))

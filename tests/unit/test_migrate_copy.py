@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import stat
 import subprocess
@@ -19,6 +20,7 @@ from durastore.errors import ConfigError, SpoolLocked, StoreMissing
 from durastore.fsio import folding, lock
 from durastore.fsio.folder import Folder
 from durastore.fsio.folding import Folding
+from durastore.fsio.identity import identity_of
 from durastore.fsio.sys import SYS
 from durastore.migrate import copying, looking, metadata, outcome, places, reading
 from durastore.migrate import run as run_module
@@ -672,6 +674,35 @@ def test_a_record_counts_for_the_very_files_only(mig: MigrateLab, monkeypatch: p
     monkeypatch.setattr("durastore.migrate.existing.read_copy", counted)
     assert mig.run().there_before == 3
     assert len(reads) == 4, "a damaged record counts for nothing: every byte is compared"
+
+
+def test_what_a_writer_had_mapped_is_not_taken_for_known(mig: MigrateLab) -> None:
+    """A page that is dirty already is changed without a trace in the file's times."""
+    path = mig.write("states.bin", b"1" * 8192)
+    with path.open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 8192)
+    mapped[:4] = b"half"
+    times = identity_of(path.stat())
+    first = mig.run()
+    assert (first.exit_code, list(first.failed)) == (3, ["states.bin"])
+    mapped[:4] = b"done"
+    assert identity_of(path.stat()) == times, "nothing tells"
+    mapped.close()
+    second = mig.run()
+    assert (second.exit_code, second.copied, list(second.superseded)) == (0, 1, ["states.bin"])
+    assert (mig.target / "states.bin").read_bytes() == path.read_bytes()
+    third = mig.run()
+    assert (third.exit_code, third.copied, third.there_before) == (0, 0, 1)
+
+
+def test_an_outgrown_copy_of_the_longest_name_is_set_aside(mig: MigrateLab) -> None:
+    name = "\u4e2d" * 85
+    mig.write(name, b"1")
+    assert mig.run().exit_code == 0
+    mig.write(name, b"22")
+    report = mig.run()
+    assert (report.exit_code, list(report.superseded)) == (0, [name])
+    mig.check(is_all_there=True)
 
 
 def test_a_line_of_the_record_that_is_damaged_counts_for_nothing(mig: MigrateLab) -> None:

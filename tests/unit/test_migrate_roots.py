@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from durastore.fsio.publish import publish
 from durastore.fsio.sys import SYS
 from durastore.migrate import handover
 from durastore.migrate.record import Prior
+from durastore.migrate.run import MigrateRequest, migrate
 from durastore.migrate.scan import PRIVATE_NAME
 from durastore.model import PackState
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool
-from tests.unit.migrate_lab import MigrateLab, contents, mig
+from tests.unit.migrate_lab import FORMATS, MigrateLab, contents, mig
 from tests.unit.spool_lab import PREFIX, advance, assert_obtainable, make_ballasts_small, sample, writer_of
 
 __all__ = ["mig"]
@@ -392,3 +394,37 @@ def test_a_root_copied_by_other_means_is_noticed(root: MigrateLab) -> None:
     with spool_in(root.source) as spool:
         assert spool.recover().lost == []
     assert PRIVATE_NAME not in os.listdir(root.source)
+
+
+@pytest.mark.parametrize("part", ["w-00", "w-00/packs", "w-00/quarantine"])
+def test_a_part_of_a_root_is_not_freed(root: MigrateLab, part: str) -> None:
+    """Its packs would be gone for the journal that knows them, and their samples lost to the store."""
+    request = MigrateRequest(
+        source=root.source / part, target=root.target, is_reclaiming=True, is_any_filesystem_allowed=True
+    )
+    for has_marker in (True, False):
+        with spool_in(root.source) as spool:
+            spool.recover()
+            if not has_marker:
+                (root.source / ROOT_MARKER_NAME).rename(root.source.parent / "lost marker")
+            before = contents(root.source)
+            report = migrate(request, formats=FORMATS)
+            assert report.exit_code == 2
+            assert "lies in the spool root" in report.plan.problems[0]
+            assert contents(root.source) == before
+            assert not root.target.exists()
+    copied = migrate(replace(request, is_reclaiming=False), formats=FORMATS)
+    assert copied.is_executed, "a copy harms nobody"
+
+
+@pytest.mark.parametrize("depth", ["", "disk/old"])
+def test_spools_without_their_roots_marker_are_not_freed(mig: MigrateLab, depth: str) -> None:
+    with spool_in(mig.source / depth) as spool:
+        mig.samples = put(spool, "a") + put(spool, "b", is_sealed=False)
+        (mig.source / depth / ROOT_MARKER_NAME).rename(mig.source / "lost marker")
+        report = mig.run(is_reclaiming=True)
+        assert report.exit_code == 2
+        assert "looks like a spool" in report.plan.problems[0]
+        found = spool.recover()
+        assert (found.lost, found.set_aside) == ([], [])
+        assert_obtainable(spool, mig.samples)

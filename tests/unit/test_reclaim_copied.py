@@ -7,6 +7,8 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,23 @@ def test_proven_sources_go_and_nothing_else(mig: MigrateLab) -> None:
     mig.check(is_all_there=True)
 
 
+def test_a_tree_that_shows_the_source_itself_is_no_copy_of_it(mig: MigrateLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    mig.fill(3)
+    mig.run()
+    plain = door.reclaim_copied
+
+    def with_one_tree(place: door.CopiedPlace, files: Any) -> Any:
+        with place.source.again() as shown_again:  # what an overlay or a mount of the source would be
+            return plain(replace(place, target=shown_again), files)
+
+    monkeypatch.setattr(run_module, "reclaim_copied", with_one_tree)
+    report = freed(mig)
+    assert report.stopped is not None
+    assert "show one tree" in report.stopped
+    assert (report.exit_code, report.reclaimed) == (3, 0)
+    assert mig.here() == mig.written
+
+
 def test_without_the_flag_the_source_is_not_written_to(mig: MigrateLab) -> None:
     mig.fill(3)
     before = {path: path.lstat().st_ctime_ns for path in [mig.source, *mig.source.rglob("*")]}
@@ -93,13 +112,23 @@ def test_a_damaged_source_stays(mig: MigrateLab) -> None:
     mig.check()
 
 
-def test_an_open_writer_keeps_its_file(mig: MigrateLab) -> None:
+def test_an_open_writer_keeps_its_file(mig: MigrateLab, before_reclaim: Callable[[Callable[[], None]], None]) -> None:
     mig.fill(2)
-    with mig.write("live.bin", 100).open("ab"):
+    live, late = mig.write("live.bin", 100), mig.write("late.bin", 100)
+    with ExitStack() as writers:
+        writers.enter_context(live.open("ab"))
+        comes = [late]
+
+        def open_late() -> None:
+            if comes:
+                writers.callback(os.close, os.open(comes.pop(), os.O_WRONLY))
+
+        before_reclaim(open_late)
         report = freed(mig)
-        assert (report.reclaimed, list(report.kept)) == (2, ["live.bin"])
-        assert "open for writing" in report.kept["live.bin"]
-    assert list(mig.here()) == ["live.bin"]
+        assert (report.reclaimed, report.exit_code) == (2, 3)
+        assert "open for writing while it was copied" in report.failed["live.bin"]
+        assert "open for writing" in report.kept["late.bin"]
+    assert sorted(mig.here()) == ["late.bin", "live.bin"]
     assert freed(mig).exit_code == 0
     mig.check(is_all_there=True)
 

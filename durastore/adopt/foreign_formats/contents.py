@@ -36,6 +36,16 @@ class ForeignContents:
     values: Mapping[str, Any] = field(default_factory=dict)
     """What has no place as a tensor: texts, numbers, lists, as plain JSON values."""
 
+    def is_same_as(self, other: ForeignContents) -> bool:
+        """Whether both hold the same names with the same elements, to the bit."""
+        if self.arrays.keys() != other.arrays.keys() or self.values != other.values:
+            return False
+        return all(_is_same(array, other.arrays[name]) for name, array in self.arrays.items())
+
+
+def _is_same(one: Array, other: Array) -> bool:
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == other.tobytes()
+
 
 class TensorReader(Protocol):
     """How a container's own tensors are told and read."""
