@@ -6,10 +6,9 @@ tensors at once. Must never hold on to a caller's tensor and never put a time or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ import xxhash
 from durastore.codec.columns import columns_of
 from durastore.codec.copying import Source, copy_into, inspect_tensor
 from durastore.codec.dtypes import DTYPES
-from durastore.codec.forms import Form, check_readable, make_form
+from durastore.codec.forms import Form, check_readable, make_form, with_digests
 from durastore.codec.header import (
     MAX_META_BYTES,
     MAX_TENSORS,
@@ -76,11 +75,13 @@ class EncodedSample(NamedTuple):
     sample_id: SampleId
     header: bytes
     payload: tuple[memoryview, ...]
-    """Read-only views of private bytes, in order."""
+    """Private bytes, read-only, in order."""
     length: int
     header_digest: Digest
-    specs: Callable[[], tuple[TensorSpec, ...]]
-    """Its tensors; made when they are asked for, which they rarely are."""
+    described: tuple[TensorSpec, ...]
+    """Its tensors; of one that was filled into a form without their digests."""
+    digests: tuple[str, ...] | None
+    """Of one that was filled into a form, all chunk digests of each tensor, joined."""
     schema: str
     meta: str
     run: Digest
@@ -88,11 +89,16 @@ class EncodedSample(NamedTuple):
     provenance: str
 
     @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Its tensors, as its header describes them."""
+        return self.described if self.digests is None else with_digests(self.described, self.digests)
+
+    @property
     def content_digest(self) -> Digest:
         """Of what was put, however it is stored: equal for equal samples under every codec."""
         tensors = {
             t.name: [t.dtype, list(t.shape), t.rows_per_chunk, *(t.content_digests or t.chunk_digests)]
-            for t in self.specs()
+            for t in self.specs
         }
         facts = {
             "id": self.sample_id.text,
@@ -107,7 +113,8 @@ class EncodedSample(NamedTuple):
     def chunks(self) -> Iterator[BytesLike]:
         """All bytes of the sample in order."""
         yield self.header
-        yield from self.payload
+        for piece in self.payload:
+            yield memoryview(piece)
 
     def entry(self, *, offset: int, time_ns: int) -> SampleEntry:
         """The record of this sample at `offset` of a pack."""
@@ -160,14 +167,14 @@ def encode_sample(sample_id: SampleId, tensors: Mapping[str, Any], *, context: S
     schema = render_schema([(t.name, t.dtype, t.shape, t.codec) for t in specs])
     if not is_large and _is_stored_raw(specs, compress=context.compress):
         _keep_form(key, make_form(header, facts, specs=specs, schema=schema))
-    described = tuple(specs)
     return EncodedSample(
         sample_id=sample_id,
         header=header,
         payload=payload,
         length=len(header) + size,
         header_digest=Digest.of(header),
-        specs=lambda: described,
+        described=tuple(specs),
+        digests=None,
         schema=schema,
         meta=meta,
         run=context.run.digest,
@@ -198,12 +205,16 @@ def _fill(
     """A sample of a form that is known; None where it is so large that it has to carry its run."""
     import numpy as np
 
-    buffer = np.empty(form.size_bytes, np.uint8)  # every byte of it is written below
-    data = buffer.data.toreadonly()
+    # an array and no view of it: views are the garbage collector's business. Every byte of it is written below
+    data: Any = np.empty(form.size_bytes, np.uint8)
     digests = []
-    for source, cut in zip(sources, form.cuts, strict=True):
-        copy_into(buffer[cut.start : cut.stop], source)
-        digests.append([xxhash.xxh3_128_hexdigest(data[start:stop]) for start, stop in cut.chunks])
+    for source, (whole, chunks) in zip(sources, form.cuts, strict=True):
+        copy_into(data[whole], source)
+        if len(chunks) == 1:
+            digests.append(xxhash.xxh3_128_hexdigest(data[whole]))
+        else:
+            digests.append("".join([xxhash.xxh3_128_hexdigest(data[chunk]) for chunk in chunks]))
+    data.flags.writeable = False
     input_digest = context.input_digest
     input_hex = None if input_digest is None else input_digest.hex
     header = form.header(sample_id, meta=meta, input_hex=input_hex, digests=digests)
@@ -216,7 +227,8 @@ def _fill(
         (data,),
         length,
         Digest.of(header),
-        partial(form.describe, digests),
+        form.specs,
+        tuple(digests),
         form.schema,
         meta,
         context.run.digest,

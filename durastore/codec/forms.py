@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from json.encoder import encode_basestring
-from typing import Any
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
 
@@ -21,7 +22,7 @@ from durastore.codec.render import render_header
 from durastore.errors import IntegrityError
 from durastore.model import SampleId, TensorSpec, render_json
 
-__all__ = ["Form", "check_readable", "make_form"]
+__all__ = ["Form", "check_readable", "make_form", "with_digests"]
 
 _LOOK_EVERY = 256
 _FEW_TENSORS = 64
@@ -30,13 +31,11 @@ _MAX_META = 64 << 10  # so that no header nears its limits, and few samples of s
 _DIGESTS, _ID, _INPUT, _META = 0xE000, 0xE100, 0xE101, 0xE102
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cut:
-    """A tensor's bytes in the sample's payload, and its chunks as (start, stop)."""
+class Cut(NamedTuple):
+    """A tensor's bytes in the sample's payload, and its chunks."""
 
-    start: int
-    stop: int
-    chunks: tuple[tuple[int, int], ...]
+    whole: slice
+    chunks: tuple[slice, ...]
 
 
 class Form:
@@ -49,35 +48,35 @@ class Form:
         self.specs = tuple(replace(spec, chunk_digests=()) for spec in specs)
         self.schema = schema
         self.cuts = _cuts_of(specs)
-        self.size_bytes = self.cuts[-1].stop if self.cuts else 0
+        self.size_bytes = sum(sum(spec.chunk_sizes) for spec in specs)
         self._pieces = list(pieces)
         self._digest_gaps = [7 + 2 * place for place in _places_by_name(specs)]
         self._uses = 0
-
-    def describe(self, digests: Sequence[Sequence[str]]) -> tuple[TensorSpec, ...]:
-        """The tensors of a sample with these chunk digests."""
-        return tuple(replace(spec, chunk_digests=tuple(found)) for spec, found in zip(self.specs, digests, strict=True))
 
     def takes(self, meta: str) -> bool:
         """Whether a sample with this meta may be of this form."""
         return len(meta) <= _MAX_META
 
-    def header(
-        self, sample_id: SampleId, *, meta: str, input_hex: str | None, digests: Sequence[Sequence[str]]
-    ) -> bytes:
+    def header(self, sample_id: SampleId, *, meta: str, input_hex: str | None, digests: Sequence[str]) -> bytes:
         """The header's bytes: just those that `render_header` makes. `IntegrityError` if the parser refuses them."""
         pieces = self._pieces.copy()
         pieces[1] = _in_json(sample_id.text, times=2)
         pieces[3] = "null" if input_hex is None else f'\\"{input_hex}\\"'
         pieces[5] = _in_json(meta, times=1)
         for gap, found in zip(self._digest_gaps, digests, strict=True):
-            pieces[gap] = found[0] if len(found) == 1 else "".join(found)
+            pieces[gap] = found
         header = _sealed("".join(pieces))
         self._uses += 1
         if self._uses % _LOOK_EVERY == 0:
             length = len(header) + self.size_bytes
-            check_readable(header, sample_id, specs=self.describe(digests), total_length=length)
+            check_readable(header, sample_id, specs=with_digests(self.specs, digests), total_length=length)
         return header
+
+
+def with_digests(specs: Sequence[TensorSpec], digests: Sequence[str]) -> tuple[TensorSpec, ...]:
+    """The tensors of a form with the chunk digests of one sample: for each tensor all of them, joined."""
+    found = [tuple(text[at : at + 32] for at in range(0, len(text), 32)) for text in digests]
+    return tuple(replace(spec, chunk_digests=each) for spec, each in zip(specs, found, strict=True))
 
 
 def check_readable(header: bytes, sample_id: SampleId, *, specs: Sequence[TensorSpec], total_length: int) -> None:
@@ -108,7 +107,7 @@ def make_form(header: bytes, facts: Mapping[str, Any], *, specs: Sequence[Tensor
         SampleId(facts["id"]),
         meta=render_json(facts["meta"]),
         input_hex=facts["input"],
-        digests=[spec.chunk_digests for spec in specs],
+        digests=["".join(spec.chunk_digests) for spec in specs],
     )
     return form if again == header else None
 
@@ -123,15 +122,13 @@ def _places_by_name(specs: Sequence[TensorSpec]) -> list[int]:
     return [order.index(place) for place in range(len(specs))]
 
 
-def _cuts_of(specs: Sequence[TensorSpec]) -> tuple[_Cut, ...]:
-    cuts: list[_Cut] = []
+def _cuts_of(specs: Sequence[TensorSpec]) -> tuple[Cut, ...]:
+    cuts: list[Cut] = []
     at = 0
     for spec in specs:
-        start, chunks = at, []
-        for size in spec.chunk_sizes:
-            chunks.append((at, at + size))
-            at += size
-        cuts.append(_Cut(start=start, stop=at, chunks=tuple(chunks)))
+        ends = list(accumulate(spec.chunk_sizes, initial=at))
+        cuts.append(Cut(slice(at, ends[-1]), tuple(slice(start, stop) for start, stop in pairwise(ends))))
+        at = ends[-1]
     return tuple(cuts)
 
 

@@ -113,7 +113,7 @@ def test_caller_may_reuse_its_tensors_and_nobody_can_change_the_copy() -> None:
     array[:] = 7
     tensor.fill_(7)
     assert whole(sample) == before
-    assert all(view.readonly for view in sample.payload)
+    assert all(memoryview(piece).readonly for piece in sample.payload)
     scan_sample(before)
 
 
