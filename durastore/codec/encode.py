@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from durastore.codec.blocks import BLOCKS
 from durastore.codec.columns import columns_of
 from durastore.codec.copying import Source, copy_into, inspect_tensor
 from durastore.codec.dtypes import DTYPES
@@ -203,10 +204,8 @@ def _fill(
     form: Form, sources: list[Source], *, sample_id: SampleId, context: SampleContext, meta: str
 ) -> EncodedSample | None:
     """A sample of a form that is known; None where it is so large that it has to carry its run."""
-    import numpy as np
-
     # an array and no view of it: views are the garbage collector's business. Every byte of it is written below
-    data: Any = np.empty(form.size_bytes, np.uint8)
+    data: Any = BLOCKS.take(form.size_bytes)
     digests = []
     for source, (whole, chunks) in zip(sources, form.cuts, strict=True):
         copy_into(data[whole], source)
@@ -280,10 +279,8 @@ def _ordered(tensors: Mapping[str, Any]) -> list[Source]:
 
 def _store(sources: list[Source], *, compress: str) -> tuple[tuple[memoryview, ...], list[TensorSpec]]:
     """The stored bytes as pieces in order, and what they are. Compressed tensors are bytes, and come last."""
-    import numpy as np
-
     sizes = [row_count(s.shape) * row_bytes(s.dtype, s.shape) for s in sources]
-    buffer = np.empty(sum(sizes), np.uint8)  # every byte of it is written below
+    buffer = BLOCKS.take(sum(sizes))  # every byte of it is written below
     data = buffer.data.toreadonly()
     stored: list[tuple[TensorSpec, list[memoryview]]] = []
     start = 0

@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 
 from durastore.codec import EncodedSample, SampleContext, encode_sample, parse_header, scan_sample
+from durastore.codec.blocks import Blocks
 from durastore.codec.dtypes import DTYPES, numpy_dtype, torch_dtype
 from durastore.codec.encode import CHUNK_BYTES
 from durastore.errors import InvalidInput, UnsupportedTensor
@@ -118,7 +119,8 @@ def test_caller_may_reuse_its_tensors_and_nobody_can_change_the_copy() -> None:
 
 
 @pytest.mark.parametrize("is_contiguous", [True, False])
-def test_exactly_one_copy_of_a_numpy_tensor(is_contiguous: bool) -> None:
+def test_exactly_one_copy_of_a_numpy_tensor(is_contiguous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("durastore.codec.encode.BLOCKS", Blocks(idle_bytes=0))
     array = np.zeros((1024, 1024), np.float32)
     source = array if is_contiguous else array.T
     encode({"x": source[:1]})  # imports and caches
