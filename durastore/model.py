@@ -36,6 +36,7 @@ __all__ = [
     "TensorSpec",
     "Tombstone",
     "WriterId",
+    "id_fault",
     "json_items",
     "parse_json",
     "render_json",
@@ -60,7 +61,7 @@ class SampleId:
     text: str
 
     def __post_init__(self) -> None:
-        reason = _id_fault(self.text)
+        reason = id_fault(self.text)
         if reason:
             shown = ascii(self.text) if isinstance(self.text, str) else repr(type(self.text))
             raise InvalidSampleId(
@@ -79,7 +80,8 @@ class SampleId:
 _PLAIN_ID = re.compile(r"(?!\.)[ -.0-~]+(?:/(?!\.)[ -.0-~]+)*")
 
 
-def _id_fault(text: object) -> str | None:
+def id_fault(text: object) -> str | None:
+    """Why this cannot be a `SampleId`; None where it can."""
     if not isinstance(text, str):
         return "is not a string"
     if len(text) <= MAX_ID_BYTES and _PLAIN_ID.fullmatch(text):

@@ -9,28 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
+from durastore.codec.blocks import BLOCKS
 from durastore.codec.columns import columns_of
 from durastore.codec.copying import Source, copy_into, inspect_tensor
 from durastore.codec.dtypes import DTYPES
+from durastore.codec.forms import Form, check_readable, make_form, with_digests
 from durastore.codec.header import (
     MAX_META_BYTES,
     MAX_TENSORS,
     PROVENANCES,
     BytesLike,
-    parse_header,
     render_schema,
     row_bytes,
     row_count,
     tensor_name_fault,
 )
 from durastore.codec.planes import CODEC, LEAST_SAVING, Piece, encode_chunk
-from durastore.codec.render import render_header, says_exactly
+from durastore.codec.render import render_header
 from durastore.codec.staging import Staging, TorchCuda, is_on_cuda
 from durastore.codec.words import plane_count
 from durastore.errors import IntegrityError, InvalidInput
@@ -43,10 +43,10 @@ DENSE = f"{CODEC}-dense"
 COMPRESS_CHOICES = ("auto", "none", CODEC, DENSE)
 LEAST_PACKED_BYTES: Mapping[str, int] = MappingProxyType({"auto": 32 << 10, CODEC: 1, DENSE: 1})
 MAX_META_DEPTH = 32
-_KINDS, _FEW_TENSORS = 1024, 64
-_READ_BEFORE: set[tuple[Any, ...]] = set()
-"""Tensors whose description the reader's parser took, by all that it says of them but their digests. Shared by threads
-without a lock: each step is one call of the set, and what is missing from it is only parsed once more."""
+_KINDS = 1024
+_FORMS: dict[tuple[Any, ...], Form] = {}
+"""By names, dtypes, shapes, run and the rest that is the same for all samples of a form. Shared by threads without a
+lock: each step is one call of the dict, and what is missing from it is only made once more."""
 GPU_STAGING = Staging(cuda=TorchCuda(), size_bytes=64 << 20)
 """Where tensors of a GPU pass through, for all stores of the process; nothing is allocated before the first one."""
 
@@ -70,22 +70,29 @@ class SampleContext:
             raise InvalidInput(f"compress is {self.compress!r}", hint=f"use {', '.join(COMPRESS_CHOICES)}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedSample:
+class EncodedSample(NamedTuple):
     """A sample's bytes, owned, with the facts a pack and the journal record of them."""
 
     sample_id: SampleId
     header: bytes
     payload: tuple[memoryview, ...]
-    """Read-only views of private bytes, in order."""
+    """Private bytes, read-only, in order."""
     length: int
     header_digest: Digest
-    specs: tuple[TensorSpec, ...]
+    described: tuple[TensorSpec, ...]
+    """Its tensors; of one that was filled into a form without their digests."""
+    digests: tuple[str, ...] | None
+    """Of one that was filled into a form, all chunk digests of each tensor, joined."""
     schema: str
     meta: str
     run: Digest
     input_digest: Digest | None
     provenance: str
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Its tensors, as its header describes them."""
+        return self.described if self.digests is None else with_digests(self.described, self.digests)
 
     @property
     def content_digest(self) -> Digest:
@@ -107,7 +114,8 @@ class EncodedSample:
     def chunks(self) -> Iterator[BytesLike]:
         """All bytes of the sample in order."""
         yield self.header
-        yield from self.payload
+        for piece in self.payload:
+            yield memoryview(piece)
 
     def entry(self, *, offset: int, time_ns: int) -> SampleEntry:
         """The record of this sample at `offset` of a pack."""
@@ -136,6 +144,13 @@ def encode_sample(sample_id: SampleId, tensors: Mapping[str, Any], *, context: S
     if context.provenance not in PROVENANCES:
         raise InvalidInput(f"provenance {ascii(context.provenance)[:40]} is not one of {', '.join(PROVENANCES)}")
     sources = _ordered(tensors)
+    kinds = tuple([(s.name, s.dtype, s.shape) for s in sources])
+    key = kinds, context.run.digest.hex, context.provenance, context.compress
+    form = _FORMS.get(key)
+    if form is not None and form.takes(meta) and not _is_any_on_cuda(sources):
+        sample = _fill(form, sources, sample_id=sample_id, context=context, meta=meta)
+        if sample is not None:
+            return sample
     payload, specs = _store(sources, compress=context.compress)
     size = sum(len(piece) for piece in payload)
     facts = {
@@ -146,17 +161,22 @@ def encode_sample(sample_id: SampleId, tensors: Mapping[str, Any], *, context: S
         "provenance": context.provenance,
     }
     header = render_header(facts, specs, run_text=None)
-    if len(header) + size >= context.embed_run_above_bytes:
+    is_large = len(header) + size >= context.embed_run_above_bytes
+    if is_large:
         header = render_header(facts, specs, run_text=context.run.text)
-    _check_readable(header, sample_id, facts=facts, specs=specs, total_length=len(header) + size)
+    check_readable(header, sample_id, specs=specs, total_length=len(header) + size)
+    schema = render_schema([(t.name, t.dtype, t.shape, t.codec) for t in specs])
+    if not is_large and _is_stored_raw(specs, compress=context.compress):
+        _keep_form(key, make_form(header, facts, specs=specs, schema=schema))
     return EncodedSample(
         sample_id=sample_id,
         header=header,
         payload=payload,
         length=len(header) + size,
         header_digest=Digest.of(header),
-        specs=tuple(specs),
-        schema=_schema_of(tuple((t.name, t.dtype, t.shape, t.codec) for t in specs)),
+        described=tuple(specs),
+        digests=None,
+        schema=schema,
         meta=meta,
         run=context.run.digest,
         input_digest=context.input_digest,
@@ -164,24 +184,56 @@ def encode_sample(sample_id: SampleId, tensors: Mapping[str, Any], *, context: S
     )
 
 
-def _check_readable(
-    header: bytes, sample_id: SampleId, *, facts: Mapping[str, Any], specs: list[TensorSpec], total_length: int
-) -> None:
-    """What is about to be acknowledged can be decoded: the reader's own parser finds what was put in (case B67).
+def _is_any_on_cuda(sources: list[Source]) -> bool:
+    return any(s.is_torch and s.value.is_cuda for s in sources)
 
-    Among small samples that is half of the cost. Once it took the same uncompressed tensors under another id, only what
-    differs is left to be held against what was put: id, meta, digests.
-    """
-    kinds = tuple((t.name, t.dtype, t.shape, t.codec, t.rows_per_chunk, t.chunk_sizes) for t in specs)
-    if kinds in _READ_BEFORE and says_exactly(header, facts, tensors=specs):
-        return
-    found = parse_header(header, total_length=total_length)
-    if found.sample_id != sample_id or found.tensors != tuple(specs):
-        raise IntegrityError(f"sample {sample_id}: its header tells of another sample than was put; nothing was stored")
-    if all(t.codec == "raw" for t in specs) and len(specs) <= _FEW_TENSORS:
-        if len(_READ_BEFORE) >= _KINDS:
-            _READ_BEFORE.clear()
-        _READ_BEFORE.add(kinds)
+
+def _is_stored_raw(specs: list[TensorSpec], *, compress: str) -> bool:
+    """Whether tensors of these sizes are stored as they are whatever is in them."""
+    return compress == "none" or max(sum(t.chunk_sizes) for t in specs) < LEAST_PACKED_BYTES[compress]
+
+
+def _keep_form(key: tuple[Any, ...], form: Form | None) -> None:
+    if form is not None:
+        if len(_FORMS) >= _KINDS:
+            _FORMS.clear()
+        _FORMS[key] = form
+
+
+def _fill(
+    form: Form, sources: list[Source], *, sample_id: SampleId, context: SampleContext, meta: str
+) -> EncodedSample | None:
+    """A sample of a form that is known; None where it is so large that it has to carry its run."""
+    # an array and no view of it: views are the garbage collector's business. Every byte of it is written below
+    data: Any = BLOCKS.take(form.size_bytes)
+    digests = []
+    for source, (whole, chunks) in zip(sources, form.cuts, strict=True):
+        copy_into(data[whole], source)
+        if len(chunks) == 1:
+            digests.append(xxhash.xxh3_128_hexdigest(data[whole]))
+        else:
+            digests.append("".join([xxhash.xxh3_128_hexdigest(data[chunk]) for chunk in chunks]))
+    data.flags.writeable = False
+    input_digest = context.input_digest
+    input_hex = None if input_digest is None else input_digest.hex
+    header = form.header(sample_id, meta=meta, input_hex=input_hex, digests=digests)
+    length = len(header) + form.size_bytes
+    if length >= context.embed_run_above_bytes:
+        return None
+    return EncodedSample(
+        sample_id,
+        header,
+        (data,),
+        length,
+        Digest.of(header),
+        form.specs,
+        tuple(digests),
+        form.schema,
+        meta,
+        context.run.digest,
+        input_digest,
+        context.provenance,
+    )
 
 
 def _check_meta(meta: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
@@ -227,10 +279,8 @@ def _ordered(tensors: Mapping[str, Any]) -> list[Source]:
 
 def _store(sources: list[Source], *, compress: str) -> tuple[tuple[memoryview, ...], list[TensorSpec]]:
     """The stored bytes as pieces in order, and what they are. Compressed tensors are bytes, and come last."""
-    import numpy as np
-
     sizes = [row_count(s.shape) * row_bytes(s.dtype, s.shape) for s in sources]
-    buffer = np.empty(sum(sizes), np.uint8)  # every byte of it is written below
+    buffer = BLOCKS.take(sum(sizes))  # every byte of it is written below
     data = buffer.data.toreadonly()
     stored: list[tuple[TensorSpec, list[memoryview]]] = []
     start = 0
@@ -325,8 +375,3 @@ def _digest_of(pieces: list[Piece]) -> str:
     for piece in pieces:
         hasher.update(piece)
     return hasher.hexdigest()
-
-
-@lru_cache(maxsize=_KINDS)
-def _schema_of(kinds: tuple[tuple[str, str, tuple[int, ...], str], ...]) -> str:
-    return render_schema(kinds)

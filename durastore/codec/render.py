@@ -21,7 +21,7 @@ from durastore.codec.header import (
 from durastore.errors import InvalidInput
 from durastore.model import MAX_JSON_ITEMS, TensorSpec, json_items, render_json
 
-__all__ = ["render_header", "says_exactly", "seal_header"]
+__all__ = ["render_header", "seal_header"]
 
 _TOP = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
@@ -39,26 +39,6 @@ def render_header(sample: Mapping[str, Any], tensors: Sequence[TensorSpec], *, r
     if run_text is not None:
         metadata["durastore.run"] = run_text
     return seal_header(_TOP.encode({"__metadata__": metadata, **_entries_of(tensors)}))
-
-
-def says_exactly(header: bytes, sample: Mapping[str, Any], *, tensors: Sequence[TensorSpec]) -> bool:
-    """Whether header bytes hold just these facts, read by a plain JSON parser. Far less than `parse_header` checks: of
-    use only where the same tensors, stored in the same way, passed that before. False for one that carries its run.
-    """
-    try:
-        top = json.loads(header[8:])
-        metadata = top.pop("__metadata__")
-        said = json.loads(metadata["durastore.sample"])
-    except (ValueError, KeyError, AttributeError, TypeError):
-        return False
-    return (
-        header_check(header) == header[CHECK_AT:CHECK_END]
-        and int.from_bytes(header[:8], "little") + 8 == len(header)
-        and metadata.keys() == {"durastore.check", "durastore.format", "durastore.sample"}
-        and metadata["durastore.format"] == FORMAT_MAJOR
-        and said == {**sample, "tensors": _facts_of(tensors)}
-        and list(top.items()) == list(_entries_of(tensors).items())
-    )
 
 
 def _facts_of(tensors: Sequence[TensorSpec]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ __all__ = [
     "segment_covers",
     "segment_runs",
     "tombstone_at",
+    "tombstone_records",
 ]
 
 SEGMENT_FORMAT = "1"
@@ -109,7 +110,7 @@ def render_segment(content: SegmentContent) -> bytes:
     """The segment's bytes: rows, then tombstones, in the order given. Equal content gives equal bytes (one pyarrow)."""
     import pyarrow as pa
 
-    records = [_row_record(row) for row in content.rows] + [_tombstone_record(t) for t in content.tombstones]
+    records = [_row_record(row) for row in content.rows] + tombstone_records(content.tombstones)
     schema = arrow_schema()
     columns = [pa.array([r.get(field.name) for r in records], type=field.type) for field in schema]
     return render_segment_table(pa.Table.from_arrays(columns, schema=schema), runs=content.runs, covers=content.covers)
@@ -166,14 +167,18 @@ def _row_record(row: ManifestRow) -> dict[str, Any]:
     }
 
 
-def _tombstone_record(tombstone: Tombstone) -> dict[str, Any]:
-    return {
-        "kind": "tombstone",
-        "sample_id": tombstone.sample_id.text,
-        "key": tombstone.key.text,
-        "offset": tombstone.offset,
-        "reason": tombstone.reason,
-    }
+def tombstone_records(tombstones: Iterable[Tombstone]) -> list[dict[str, Any]]:
+    """Tombstones as rows of `COLUMNS`; what is not set in them is left out."""
+    return [
+        {
+            "kind": "tombstone",
+            "sample_id": tombstone.sample_id.text,
+            "key": tombstone.key.text,
+            "offset": tombstone.offset,
+            "reason": tombstone.reason,
+        }
+        for tombstone in tombstones
+    ]
 
 
 # --- parsing -------------------------------------------------------------------------------------------------------

@@ -8,10 +8,12 @@ not added: the full 128 bits are compared.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_128_intdigest
 
 from durastore.model import Digest, SampleId
 
@@ -19,6 +21,7 @@ __all__ = ["DigestPairs", "IdIndex", "IndexHit"]
 
 _RECENT_LIMIT = 65_536
 _MASK = (1 << 64) - 1
+_NO_INPUT = (None,)
 
 DigestPairs = NDArray[np.uint64]
 """Digests as an (n, 2) array: high half, low half."""
@@ -77,11 +80,6 @@ def _merged(left: _SortedRun, right: _SortedRun) -> _SortedRun:
     return _sorted_run(columns, np.concatenate([left.has_input, right.has_input]))
 
 
-def _halves(digest: Digest) -> tuple[int, int]:
-    value = int(digest.hex, 16)
-    return value >> 64, value & _MASK
-
-
 class IdIndex:
     """A set of (id, input digest) pairs that only grows. Thread-safe; adding a pair twice changes nothing.
 
@@ -91,7 +89,8 @@ class IdIndex:
     def __init__(self, *, recent_limit: int = _RECENT_LIMIT) -> None:
         self._lock = threading.Lock()
         self._runs: list[_SortedRun] = []
-        self._recent: dict[int, tuple[Digest | None, ...]] = {}
+        self._recent: dict[int, tuple[str | None, ...]] = {}
+        """Input digests as hex digits: of tuples of texts the garbage collector soon has nothing to do."""
         self._recent_limit = recent_limit
 
     @classmethod
@@ -120,20 +119,48 @@ class IdIndex:
 
     def add(self, sample_id: SampleId, input_digest: Digest | None) -> None:
         """Record one pair. Safe to repeat."""
-        key = int(sample_id.digest().hex, 16)
+        self.add_many([sample_id.text], [None if input_digest is None else input_digest.hex])
+
+    def add_many(self, ids: Sequence[str], inputs: Sequence[str | None]) -> list[bool]:
+        """Record pairs of id and input digest (hex), in order; tells of each id whether it was held before that."""
+        keys = [xxh3_128_intdigest(text.encode()) for text in ids]
         with self._lock:
-            known = self._recent.get(key, ())
-            if input_digest not in known:
-                self._recent[key] = (*known, input_digest)
-            if len(self._recent) >= self._recent_limit:
+            held = self._are_in_runs(keys)
+            recent = self._recent
+            for at, (key, hex_digits) in enumerate(zip(keys, inputs, strict=True)):
+                known = recent.get(key)
+                if known is None:
+                    recent[key] = _NO_INPUT if hex_digits is None else (hex_digits,)
+                    continue
+                held[at] = True
+                if hex_digits not in known:
+                    recent[key] = (*known, hex_digits)
+            if len(recent) >= self._recent_limit:
                 self._settle_recent()
+        return held
+
+    def holds_any(self, ids: Sequence[str]) -> bool:
+        """Whether one of these ids is held, with whatever input."""
+        keys = [xxh3_128_intdigest(text.encode()) for text in ids]
+        with self._lock:
+            return not self._recent.keys().isdisjoint(keys) or any(self._are_in_runs(keys))
+
+    def _are_in_runs(self, keys: Sequence[int]) -> list[bool]:
+        held = [False] * len(keys)
+        highs = np.array([key >> 64 for key in keys] if self._runs else [], dtype=np.uint64)
+        for run in self._runs:
+            at = np.minimum(np.searchsorted(run.high, highs), len(run) - 1)
+            for number in map(int, np.flatnonzero(run.high[at] == highs)):
+                key = keys[number]
+                held[number] = held[number] or bool(run.positions(key >> 64, key & _MASK))
+        return held
 
     def find(self, sample_id: SampleId) -> IndexHit | None:
         """What is held of this id, or None where nothing is."""
-        key = int(sample_id.digest().hex, 16)
+        key = xxh3_128_intdigest(sample_id.text.encode())
         high, low = key >> 64, key & _MASK
         with self._lock:
-            inputs = list(self._recent.get(key, ()))
+            inputs = [None if text is None else Digest(text) for text in self._recent.get(key, ())]
             for run in self._runs:
                 inputs.extend(run.input_at(at) for at in run.positions(high, low))
         return IndexHit(input_digests=tuple(dict.fromkeys(inputs))) if inputs else None
@@ -146,7 +173,7 @@ class IdIndex:
     def _settle_recent(self) -> None:
         """Move the recent dict into a sorted run; merge runs of like size, so their number stays logarithmic."""
         pairs = [(key, digest) for key, digests in self._recent.items() for digest in digests]
-        halves = [_halves(digest) if digest is not None else (0, 0) for _, digest in pairs]
+        halves = [divmod(int(digest, 16), 1 << 64) if digest is not None else (0, 0) for _, digest in pairs]
         columns = (
             np.array([key >> 64 for key, _ in pairs], dtype=np.uint64),
             np.array([key & _MASK for key, _ in pairs], dtype=np.uint64),

@@ -14,15 +14,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from durastore.clock import Stamp
 from durastore.errors import DurastoreError, IntegrityError
+from durastore.formats.entry_columns import EntryColumns
 from durastore.formats.upload_session import PartRecord, UploadSession
 from durastore.fsio.ballast import Ballast
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity
 from durastore.model import Digest, Evidence, ObjectKey, PackState, Run, SampleEntry, SampleId, Tombstone, WriterId
 from durastore.spool import journal_notes as notes
+from durastore.spool import journal_rows as stored
 from durastore.spool import journal_steps as steps
 from durastore.spool.journal_file import open_database
-from durastore.spool.journal_rows import PackLists, find_entries, load_entries, load_pack, load_packs, sum_sizes
 from durastore.spool.records import (
     FACT_DOUBTFUL,
     FACT_REBUILD,
@@ -49,11 +50,11 @@ class Journal:
         facts = {FACT_REBUILD: "pending"} if has_packs else {}
         opened = open_database(folder, quarantine, is_wal=is_wal, fresh_facts=facts)
         self._db, self._writer = opened.database, writer
-        self._lists = PackLists()
+        self._lists = stored.PackLists()
         self._reserved: dict[WriterId, int] = {}
         try:
             with self._db.reading() as conn:
-                self._used_bytes = sum_sizes(conn)
+                self._used_bytes = stored.sum_sizes(conn)
         except BaseException:
             self._db.close()
             raise
@@ -69,7 +70,7 @@ class Journal:
         self._db.ballast = ballast
 
     def _recount(self, conn: sqlite3.Connection) -> None:
-        self._use(grown_by=sum_sizes(conn) - self._used_bytes)
+        self._use(grown_by=stored.sum_sizes(conn) - self._used_bytes)
 
     def _use(self, *, grown_by: int) -> None:
         """The packs take so much more once the transaction is committed: one that found no room leaves nothing behind,
@@ -90,7 +91,7 @@ class Journal:
     def add_open_pack(self, file: PackFile) -> PackRecord:
         """A new OPEN pack. Its empty file must be durable under this name."""
         with self._db.writing() as conn:
-            return load_pack(conn, steps.insert_pack(conn, file, facts=None))
+            return stored.load_pack(conn, steps.insert_pack(conn, file, facts=None))
 
     def read_back(
         self, file: PackFile, *, entries: Sequence[SampleEntry], size_bytes: int, is_doubtful: bool
@@ -106,7 +107,7 @@ class Journal:
             steps.insert_entries(conn, entries, pack_id=pack_id)
             if is_doubtful:
                 notes.write_fact(conn, f"{FACT_DOUBTFUL}{pack_id}", value="read back")
-            return load_pack(conn, pack_id)
+            return stored.load_pack(conn, pack_id)
 
     def append_samples(
         self,
@@ -131,7 +132,7 @@ class Journal:
         with self._db.writing() as conn:
             steps.seal_pack(conn, pack_id, facts=facts)
             self._recount(conn)
-            return load_pack(conn, pack_id)
+            return stored.load_pack(conn, pack_id)
 
     def add_sealed_pack(
         self,
@@ -149,7 +150,7 @@ class Journal:
             steps.insert_entries(conn, entries, pack_id=pack_id)
             notes.write_tombstones(conn, pack_id, tombstones=tombstones)
             self._use(grown_by=facts.size_bytes)
-            return load_pack(conn, pack_id)
+            return stored.load_pack(conn, pack_id)
 
     def replace_file(self, pack_id: int, new: Replacement, *, reason: str) -> int | None:
         """Give a damaged pack the published file `new` under the same pack id, SEALED.
@@ -165,7 +166,7 @@ class Journal:
         """The packs that `FACT_DOUBTFUL` is set for."""
         with self._db.reading() as conn:
             facts = {name for (name,) in conn.execute("SELECT name FROM facts")}
-            return [record for record in load_packs(conn, ()) if f"{FACT_DOUBTFUL}{record.pack_id}" in facts]
+            return [record for record in stored.load_packs(conn, ()) if f"{FACT_DOUBTFUL}{record.pack_id}" in facts]
 
     def drop_samples(self, pack_id: int, sample_ids: Sequence[SampleId]) -> None:
         """Samples of the pack that were put again, with other content, count no more."""
@@ -175,7 +176,7 @@ class Journal:
     def drop_empty(self, pack_id: int) -> None:
         """Forget a pack without samples: one that never held an acknowledged sample, or a RECLAIMED one."""
         with self._db.writing() as conn:
-            if load_pack(conn, pack_id).sample_count:
+            if stored.load_pack(conn, pack_id).sample_count:
                 raise DurastoreError(f"pack {pack_id} holds acknowledged samples")
             steps.drop_belongings(conn, pack_id)
             conn.execute("DELETE FROM packs WHERE pack_id = ?", (pack_id,))  # a sample row left behind refuses this
@@ -269,7 +270,7 @@ class Journal:
     def record_found_remote(self, pack_id: int, evidence: Evidence) -> None:
         """The local file is gone, the rows are in a segment, and the object gave every byte back → RECLAIMED."""
         with self._db.writing() as conn:
-            if load_pack(conn, pack_id).manifested_in is None:
+            if stored.load_pack(conn, pack_id).manifested_in is None:
                 raise DurastoreError(f"pack {pack_id} is in no manifest segment")
             steps.prove_without_file(conn, pack_id, evidence=evidence)
             self._recount(conn)
@@ -290,17 +291,22 @@ class Journal:
     def pack(self, pack_id: int) -> PackRecord:
         """`DurastoreError` if there is none of this number (any more)."""
         with self._db.reading() as conn:
-            return load_pack(conn, pack_id)
+            return stored.load_pack(conn, pack_id)
 
     def entries(self, pack_id: int) -> list[SampleEntry]:
         """The samples of a pack in the order of their offsets."""
         with self._db.reading() as conn:
-            return load_entries(conn, pack_id)
+            return stored.load_entries(conn, pack_id)
+
+    def entry_columns(self, pack_id: int) -> EntryColumns:
+        """As `entries`, as columns: what a manifest segment takes."""
+        with self._db.reading() as conn:
+            return stored.load_entry_columns(conn, pack_id)
 
     def find_sample(self, sample_id: SampleId) -> list[tuple[PackRecord, SampleEntry]]:
         """Every place where this journal has the sample, oldest first; LOST and QUARANTINED packs included."""
         with self._db.reading() as conn:
-            return [(load_pack(conn, pack_id), entry) for pack_id, entry in find_entries(conn, sample_id)]
+            return [(stored.load_pack(conn, pack_id), entry) for pack_id, entry in stored.find_entries(conn, sample_id)]
 
     def unmanifested(self) -> Iterator[tuple[PackRecord, SampleEntry]]:
         """Samples that are durable here and in no manifest segment yet; without LOST and QUARANTINED ones."""

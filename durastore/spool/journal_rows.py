@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from durastore.clock import Stamp
 from durastore.errors import DurastoreError, IntegrityError, InvalidInput
+from durastore.formats.entry_columns import EntryColumns, parse_entry_columns
 from durastore.formats.journal import SAMPLE_COLUMNS, parse_entry, parse_evidence
 from durastore.fsio.identity import FileIdentity
 from durastore.model import Digest, ObjectKey, PackKind, PackState, SampleEntry, SampleId, WriterId
 from durastore.spool.records import PackFile, PackRecord
 
-__all__ = ["PackLists", "find_entries", "load_entries", "load_pack", "load_packs", "parse_pack"]
+__all__ = ["PackLists", "find_entries", "load_entries", "load_entry_columns", "load_pack", "load_packs", "parse_pack"]
 
 _PACK_COLUMNS = (
     "pack_id, name, kind, state, writer, seq, size_bytes, digest, crc64nvme, key, identity, write_id, etag, "
@@ -116,6 +117,12 @@ def load_entries(conn: sqlite3.Connection, pack_id: int) -> list[SampleEntry]:
     """The samples of a pack in the order of their offsets."""
     sql = f"SELECT {SAMPLE_COLUMNS} FROM samples WHERE pack_id = ? ORDER BY offset"  # noqa: S608 - constant columns
     return [parse_entry(row) for row in conn.execute(sql, (pack_id,))]
+
+
+def load_entry_columns(conn: sqlite3.Connection, pack_id: int) -> EntryColumns:
+    """As `load_entries`, as columns."""
+    sql = f"SELECT {SAMPLE_COLUMNS} FROM samples WHERE pack_id = ? ORDER BY offset"  # noqa: S608 - constant columns
+    return parse_entry_columns(conn.execute(sql, (pack_id,)).fetchall())
 
 
 def find_entries(conn: sqlite3.Connection, sample_id: SampleId) -> list[tuple[int, SampleEntry]]:

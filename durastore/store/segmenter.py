@@ -6,14 +6,15 @@ again with the same bytes until it is through, so that a writer's sequence has n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from durastore.clock import Stamp, age_s
 from durastore.errors import NotVerified
+from durastore.formats.entry_columns import EntryColumns, PackRows, render_segment_of
 from durastore.formats.segment import SegmentContent, render_segment
 from durastore.manifest.segments import publish_segment
-from durastore.model import EvidenceLevel, ManifestRow, ObjectFacts, Run, SampleEntry, Tombstone
+from durastore.model import Digest, EvidenceLevel, ObjectFacts, Run, Tombstone
 from durastore.spool.journal import PackRecord
 from durastore.spool.spool import Spool
 from durastore.store.made_again import drop_made_again
@@ -30,8 +31,8 @@ _BATCH_AGE_S = 10.0
 class _Draft:
     seq: int
     data: bytes
-    pack_ids: tuple[int, ...]
-    samples: int
+    entries: Mapping[int, EntryColumns]
+    """By pack id: what is in it of each pack, to be told once it is through."""
     size_bytes: int
     """Of the packs."""
 
@@ -82,36 +83,33 @@ class Segmenter:
                     f"pack {record.name}: the row of {dead[0]} was taken out for good",
                     hint="its file stays in the spool; report this, and put the sample again",
                 )
-        rows = [row for record in records for row in _rows(record, journal.entries(record.pack_id))]
-        pack_ids = tuple(record.pack_id for record in records)
-        runs = _runs(rows, self._spool, current=self._services.run)
-        content = SegmentContent(rows=tuple(rows), tombstones=tuple(journal.tombstones(pack_ids)), covers=(), runs=runs)
-        return _Draft(
-            seq=self._next_seq,
-            data=render_segment(content),
-            pack_ids=pack_ids,
-            samples=len(rows),
-            size_bytes=sum(record.size_bytes or 0 for record in records),
-        )
+        packs = [PackRows(_object_of(record), journal.entry_columns(record.pack_id)) for record in records]
+        entries = {record.pack_id: pack.entries for record, pack in zip(records, packs, strict=True)}
+        runs = _runs(packs, self._spool, current=self._services.run)
+        data = render_segment_of(packs, tombstones=journal.tombstones(list(entries)), runs=runs)
+        size_bytes = sum(record.size_bytes or 0 for record in records)
+        return _Draft(seq=self._next_seq, data=data, entries=entries, size_bytes=size_bytes)
 
     def _send(self, draft: _Draft) -> None:
         services, journal = self._services, self._spool.journal
-        journal.record_segment_started(draft.seq, draft.pack_ids)  # a rolled-back journal is noticed by this number
+        journal.record_segment_started(
+            draft.seq, list(draft.entries)
+        )  # a rolled-back journal is noticed by this number
         key = publish_segment(
             services.objects, draft.data, prefix=services.prefix, writer=self._spool.writer, seq=draft.seq
         )
         services.verifier.check_bucket()  # what was proven before the bucket was made anew is not in it (case B164)
         self._next_seq = draft.seq + 1
-        for pack_id in draft.pack_ids:
+        for pack_id, entries in draft.entries.items():
             # before the record: whoever sees MANIFESTED in the journal may ask next which samples are only local
-            self._membership.settle(journal.entries(pack_id), lane=self._lane, pack_id=pack_id)
+            self._membership.settle(entries, lane=self._lane, pack_id=pack_id)
         at = services.clock.stamp()
-        journal.record_manifested(draft.pack_ids, key, at=at)  # INV-2: only after the segment was read back
+        journal.record_manifested(list(draft.entries), key, at=at)  # INV-2: only after the segment was read back
         services.observer.emit(
             "manifest.segment",
             key=key.text,
-            packs=len(draft.pack_ids),
-            samples=draft.samples,
+            packs=len(draft.entries),
+            samples=sum(len(entries.offset) for entries in draft.entries.values()),
             bytes=draft.size_bytes,
         )
 
@@ -134,13 +132,14 @@ def _last_seq(spool: Spool) -> int:
     return max((w.last_segment_seq for w in spool.journal.writers() if w.writer == spool.writer), default=0)
 
 
-def _rows(record: PackRecord, entries: Sequence[SampleEntry]) -> list[ManifestRow]:
+def _object_of(record: PackRecord) -> ObjectFacts:
+    """What the rows of this pack say of its object. `NotVerified` where nothing proves it."""
     evidence = record.evidence
     if evidence is None or evidence.level < EvidenceLevel.ATTESTED or evidence.key != record.key:
         raise NotVerified(f"pack {record.name} has no evidence that a manifest row could rest on (INV-5)")
     if record.key is None or record.size_bytes is None or record.digest is None or record.crc64nvme is None:
         raise NotVerified(f"pack {record.name} was never sealed")
-    facts = ObjectFacts(
+    return ObjectFacts(
         key=record.key,
         size_bytes=record.size_bytes,
         digest=record.digest,
@@ -149,11 +148,10 @@ def _rows(record: PackRecord, entries: Sequence[SampleEntry]) -> list[ManifestRo
         version_id=evidence.version_id,
         writer=record.writer,
     )
-    return [ManifestRow(entry=entry, object=facts) for entry in entries]
 
 
-def _runs(rows: Sequence[ManifestRow], spool: Spool, *, current: Run) -> tuple[Run, ...]:
+def _runs(packs: Sequence[PackRows], spool: Spool, *, current: Run) -> tuple[Run, ...]:
     """The text of each run named by a row, as far as this spool knows it (packs of an earlier run may be drained)."""
-    wanted = {row.entry.run for row in rows}
+    wanted = {Digest(run) for pack in packs for run in set(pack.entries.run)}
     known = {run.digest: run for run in (*spool.journal.runs().values(), current)}
     return tuple(known[digest] for digest in sorted(wanted) if digest in known)

@@ -16,7 +16,7 @@ from typing import Any
 
 from durastore.codec.encode import EncodedSample, SampleContext, encode_sample
 from durastore.errors import DurastoreError, ForkedStore, PackFailed, SampleAbsent, SampleExists, StoreClosed
-from durastore.model import Digest, Evidence, ManifestRow, PackState, Run, Sample, SampleId
+from durastore.model import Digest, Evidence, ManifestRow, PackState, Run, Sample, SampleId, Tombstone
 from durastore.observe.events import Counting
 from durastore.store.catalog import Catalog
 from durastore.store.equal import find_equal
@@ -100,17 +100,19 @@ class Store:
         was acknowledged before, and none of this group is acknowledged. `provenance`: `asserted` for adopted data.
         """
         self._check_usable()
+        base = replace(self._context("", None, inputs=None), provenance=provenance)
+        is_plain = not meta and not input_digests
         encoded = []
         for name, tensors in samples.items():
-            context = replace(self._context(name, meta, inputs=input_digests), provenance=provenance)
-            encoded.append(encode_sample(SampleId(name), tensors, context=context))
-        ordered = sorted(encoded, key=lambda sample: sample.sample_id)
-        needed_bytes = sum(sample.length for sample in encoded)
+            own = base if is_plain else replace(self._context(name, meta, inputs=input_digests), provenance=provenance)
+            encoded.append(encode_sample(SampleId(name), tensors, context=own))
+        encoded.sort(key=lambda sample: sample.sample_id.text)
+        needed_bytes = sum([sample.length for sample in encoded])
         tried: set[SampleId] = set()
         counters, room, pipeline = self._parts.counters, self._parts.room, self._parts.pipeline
         counters.emit("encoded", samples=len(encoded), bytes=needed_bytes)
         try:
-            return room.admit(needed_bytes, lambda: self._place(ordered, tried), pipeline=pipeline)
+            return room.admit(needed_bytes, lambda: self._place(encoded, tried), pipeline=pipeline)
         finally:
             counters.emit("settled", samples=len(encoded), bytes=needed_bytes)
 
@@ -132,6 +134,13 @@ class Store:
         `tried`: what an earlier attempt of the same put, which met a full disk, may have made durable; added to.
         """
         membership = self._parts.membership
+        ids = [sample.sample_id for sample in encoded]
+        if ids and membership.reserve_new([sample_id.text for sample_id in ids]):  # as nearly always
+            try:
+                tried.update(ids)
+                return self._write(encoded, ())
+            finally:
+                membership.release(ids)
         tickets: dict[str, Ticket] = {}
         new: list[tuple[EncodedSample, Decision]] = []
         try:
@@ -143,7 +152,8 @@ class Store:
                 else:
                     tickets[sample.sample_id.text] = self._known_ticket(sample, decision, tried=tried)
             if new:
-                tickets.update(self._write(new))
+                supersedes = [stone for _, decision in new for stone in decision.supersedes]
+                tickets.update(self._write([sample for sample, _ in new], supersedes))
         finally:
             membership.release(sample.sample_id for sample, _ in new)
         return tickets
@@ -165,32 +175,33 @@ class Store:
                 return decision
             self.flush()
 
-    def _write(self, new: Sequence[tuple[EncodedSample, Decision]]) -> dict[str, Ticket]:
-        supersedes = [stone for _, decision in new for stone in decision.supersedes]
-        placed = self._parts.intake.put([sample for sample, _ in new], supersedes)
+    def _write(self, new: Sequence[EncodedSample], supersedes: Sequence[Tombstone]) -> dict[str, Ticket]:
+        placed = self._parts.intake.put(new, supersedes)
         lane = self._parts.lanes[0]
-        tickets = {}
-        for (sample, _), (pack_id, entry) in zip(new, placed, strict=True):
-            tickets[entry.sample_id.text] = self._ticket(entry.sample_id, lane, pack_id=pack_id, is_new=True)
-            self._parts.counters.emit("put", bytes=sample.length)
-        return tickets
+        waits = {pack_id: self._waiter(lane, pack_id=pack_id) for pack_id in {pack_id for pack_id, _ in placed}}
+        self._parts.counters.emit("put", samples=len(new), bytes=sum([sample.length for sample in new]))
+        names = [sample.sample_id.text for sample in new]
+        return {name: Ticket(name, True, waits[pack_id]) for name, (pack_id, _) in zip(names, placed, strict=True)}
 
     def _known_ticket(self, sample: EncodedSample, decision: Decision, *, tried: set[SampleId]) -> Ticket:
         sample_id, pending, row = sample.sample_id, decision.pending, decision.manifested
         is_new = sample_id in tried
         if is_new:
-            self._parts.counters.emit("put", bytes=sample.length)
+            self._parts.counters.emit("put", samples=1, bytes=sample.length)
         if pending is not None:
-            return self._ticket(sample_id, self._parts.lanes[pending.lane], pack_id=pending.pack_id, is_new=is_new)
+            wait = self._waiter(self._parts.lanes[pending.lane], pack_id=pending.pack_id)
+            return Ticket(sample_id.text, is_new, wait)
         if row is None:
             raise AssertionError("content that is known is pending or manifested")
-        return Ticket(sample_id.text, is_new, lambda _: self._parts.catalog.listed_evidence(row))
+        return Ticket(sample_id.text, is_new, lambda *_: self._parts.catalog.listed_evidence(row))
 
-    def _ticket(self, sample_id: SampleId, lane: Lane, *, pack_id: int, is_new: bool) -> Ticket:
-        def wait(timeout_s: float | None) -> Evidence:
-            return self._wait_for(lane, sample_id, pack_id=pack_id, timeout_s=timeout_s)
+    def _waiter(self, lane: Lane, *, pack_id: int) -> Callable[[str, float | None], Evidence]:
+        """What the tickets of one pack wait with."""
 
-        return Ticket(sample_id.text, is_new, wait)
+        def wait(name: str, timeout_s: float | None) -> Evidence:
+            return self._wait_for(lane, SampleId(name), pack_id=pack_id, timeout_s=timeout_s)
+
+        return wait
 
     # --- waiting ---------------------------------------------------------------------------------------------------
 
@@ -329,7 +340,7 @@ class Store:
             local_bytes=sum(lane.spool.used_bytes() for lane in parts.lanes),
             packs_by_state=states,
             samples_known=len(parts.membership),
-            samples_put=parts.counters.count("put"),
+            samples_put=parts.counters.count("put.samples"),
             bytes_put=parts.counters.count("put.bytes"),
             bytes_uploaded=parts.counters.count("upload.done.bytes"),
             bytes_freed=parts.counters.count("reclaim.freed.bytes"),

@@ -17,7 +17,7 @@ class Ticket:
     sample_id: str
     is_new: bool
     """False if the store held this very content before."""
-    _wait: Callable[[float | None], Evidence]
+    _wait: Callable[[str, float | None], Evidence]
 
     def wait(self, timeout_s: float | None = None) -> Evidence:
         """Block until the sample's pack is MANIFESTED and return the evidence of its object.
@@ -25,4 +25,4 @@ class Ticket:
         Raises `PackFailed` if the pack cannot get there in this session, `StoreClosed` after `close`, `TimeoutError`
         after `timeout_s` seconds (the sample stays safe; waiting again is fine).
         """
-        return self._wait(timeout_s)
+        return self._wait(self.sample_id, timeout_s)

@@ -27,7 +27,7 @@ from durastore.errors import (
 from durastore.model import ObjectKey
 from durastore.objectstore.classify import classify
 from durastore.objectstore.location import S3Options
-from durastore.objectstore.port import ObjectStat, PartReply, WriteReply
+from durastore.objectstore.port import Body, ObjectStat, PartReply, WriteReply
 from durastore.objectstore.s3_client import expecting_owner, refuse_blind_redirect, shared_loader
 from durastore.objectstore.s3_read import is_archived, server_time_of
 from durastore.upload.port import Transport, TransportFactory
@@ -47,7 +47,7 @@ class AioTransport:
         self._sent = options.sent
 
     async def put(
-        self, key: ObjectKey, body: bytes, *, crc64nvme: str, metadata: Mapping[str, str], if_absent: bool
+        self, key: ObjectKey, body: Body, *, crc64nvme: str, metadata: Mapping[str, str], if_absent: bool
     ) -> WriteReply:
         arguments = {**self._creation(metadata), **await _body(body, crc64nvme, kind=self._sent.single)}
         if if_absent:
@@ -66,7 +66,7 @@ class AioTransport:
         return str(upload_id)
 
     async def upload_part(
-        self, key: ObjectKey, upload_id: str, *, number: int, body: bytes, crc64nvme: str
+        self, key: ObjectKey, upload_id: str, *, number: int, body: Body, crc64nvme: str
     ) -> PartReply:
         content = await _body(body, crc64nvme, kind=self._sent.of(upload_id))
         arguments = {"UploadId": upload_id, "PartNumber": number, **content}
@@ -145,7 +145,7 @@ class AioTransport:
         return arguments
 
 
-async def _body(body: bytes, crc64nvme: str, *, kind: str) -> dict[str, Any]:
+async def _body(body: Body, crc64nvme: str, *, kind: str) -> dict[str, Any]:
     if kind == "crc64nvme":
         return {"Body": _Body(body), "ChecksumCRC64NVME": crc64nvme}
     if kind == "md5":
@@ -157,30 +157,36 @@ async def _body(body: bytes, crc64nvme: str, *, kind: str) -> dict[str, Any]:
 class _Body(io.BytesIO):
     """A part's bytes as a stream that can be sent once.
 
-    aiohttp asks for the buffer only to learn its length, and BytesIO would copy its content to give one out. It also
-    sends a PUT again by itself when a connection breaks, in some versions only what the first sending left unread (case
-    B50): a body that was read from refuses to be measured or rewound.
+    A BytesIO by name only, which aiohttp knows how to send: a real one would copy what is not `bytes`, and again to
+    tell its length. aiohttp also sends a PUT again by itself when a connection breaks, in some versions only what the
+    first sending left unread (case B50): a body that was read from refuses to be measured or rewound.
     """
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
-        self._data = data
+    def __init__(self, data: Body) -> None:
+        super().__init__()
+        self._data = memoryview(data)
+        self._at = 0
         self._is_begun = False
 
     def getbuffer(self) -> memoryview:
-        return memoryview(self._data)
+        return self._data[:]
 
     def read(self, size: int | None = -1, /) -> bytes:
         self._is_begun = True
-        return super().read(size)
+        stop = len(self._data) if size is None or size < 0 else self._at + size
+        piece = self._data[self._at : stop]
+        self._at += len(piece)
+        return piece.tobytes()
 
     def tell(self) -> int:
         self._refuse_second_use()
-        return super().tell()
+        return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         self._refuse_second_use()
-        return super().seek(offset, whence)
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence]
+        self._at = min(max(origin + offset, 0), len(self._data))
+        return self._at
 
     def _refuse_second_use(self) -> None:
         if self._is_begun:

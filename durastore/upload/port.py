@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from durastore.model import ObjectKey
-from durastore.objectstore.port import ObjectStat, PartReply, WriteReply
+from durastore.objectstore.port import Body, ObjectStat, PartReply, WriteReply
 
 __all__ = ["Transport", "TransportFactory"]
 
@@ -25,7 +25,7 @@ class Transport(Protocol):
     """
 
     async def put(
-        self, key: ObjectKey, body: bytes, *, crc64nvme: str, metadata: Mapping[str, str], if_absent: bool
+        self, key: ObjectKey, body: Body, *, crc64nvme: str, metadata: Mapping[str, str], if_absent: bool
     ) -> WriteReply:
         """Writes one object in one request. `AmbiguousWrite` where the answer was lost, `ObjectExists` on 412."""
         ...
@@ -35,7 +35,7 @@ class Transport(Protocol):
         ...
 
     async def upload_part(
-        self, key: ObjectKey, upload_id: str, *, number: int, body: bytes, crc64nvme: str
+        self, key: ObjectKey, upload_id: str, *, number: int, body: Body, crc64nvme: str
     ) -> PartReply:
         """Sends one part. Safe to repeat: the later one takes the place of the earlier."""
         ...

@@ -16,6 +16,7 @@ from durastore.errors import (
     RequestRefused,
     UnknownAnswer,
 )
+from durastore.objectstore.port import Body
 from durastore.upload.calls import Request
 from durastore.upload.context import UploadContext
 from durastore.upload.job import UploadJob, UploadReply
@@ -32,7 +33,7 @@ async def send_single(job: UploadJob, source: PackSource, *, context: UploadCont
     what was sealed, and after a refused create-only PUT if other bytes lie under the key.
     """
 
-    def load() -> bytes:
+    def load() -> memoryview:
         source.rewind()
         body = source.read_next(job.size_bytes).body
         source.finish()
@@ -52,7 +53,7 @@ async def send_single(job: UploadJob, source: PackSource, *, context: UploadCont
 class _Put:
     """One attempt a call; remembers whether an earlier attempt may have been carried out."""
 
-    def __init__(self, job: UploadJob, body: bytes, *, context: UploadContext) -> None:
+    def __init__(self, job: UploadJob, body: Body, *, context: UploadContext) -> None:
         self._job = job
         self._body = body
         self._transport = context.transport

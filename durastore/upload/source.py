@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import xxhash
 
+from durastore.codec.blocks import BLOCKS
 from durastore.errors import DurastoreError, IntegrityError, SpoolUnreadable
 from durastore.objectstore.crc import combine, crc64nvme_b64
 from durastore.upload.job import UploadJob
@@ -23,7 +24,8 @@ __all__ = ["PackSource", "SourceChunk"]
 class SourceChunk:
     """Consecutive bytes of the file and the CRC64NVME (base64) of exactly these bytes."""
 
-    body: bytes
+    body: memoryview
+    """Read-only. Its memory is used again when no view of it is left: whoever may send it later holds one."""
     crc64nvme: str
 
 
@@ -95,16 +97,15 @@ class PackSource:
                 raise self._changed(f"it has {size_now} bytes")
         return self._fd
 
-    def _read(self, fd: int, size_bytes: int) -> bytes:
-        pieces = []
-        missing = size_bytes
-        while missing:
-            piece = os.pread(fd, missing, self._offset + size_bytes - missing)
-            if not piece:
-                raise self._changed(f"it ends at byte {self._offset + size_bytes - missing}")
-            pieces.append(piece)
-            missing -= len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    def _read(self, fd: int, size_bytes: int) -> memoryview:
+        body = BLOCKS.take(size_bytes).data
+        done = 0
+        while done < size_bytes:
+            count = os.preadv(fd, [body[done:]], self._offset + done)
+            if not count:
+                raise self._changed(f"it ends at byte {self._offset + done}")
+            done += count
+        return body.toreadonly()
 
     def _changed(self, how: str) -> IntegrityError:
         job = self._job

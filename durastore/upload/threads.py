@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from durastore.model import ObjectKey
-from durastore.objectstore.port import ObjectStat, ObjectStore, PartReply, WriteReply
+from durastore.objectstore.port import Body, ObjectStat, ObjectStore, PartReply, WriteReply
 from durastore.upload.port import Transport, TransportFactory
 
 __all__ = ["ThreadTransport", "threads_transport"]
@@ -34,7 +34,7 @@ class ThreadTransport:
         self._running: dict[Future[Any], str | None] = {}
 
     async def put(
-        self, key: ObjectKey, body: bytes, *, crc64nvme: str, metadata: Mapping[str, str], if_absent: bool
+        self, key: ObjectKey, body: Body, *, crc64nvme: str, metadata: Mapping[str, str], if_absent: bool
     ) -> WriteReply:
         put = partial(self._store.put, key, body, crc64nvme=crc64nvme, metadata=metadata, if_absent=if_absent)
         return await self._call(put)
@@ -43,7 +43,7 @@ class ThreadTransport:
         return await self._call(partial(self._store.create_upload, key, metadata=metadata))
 
     async def upload_part(
-        self, key: ObjectKey, upload_id: str, *, number: int, body: bytes, crc64nvme: str
+        self, key: ObjectKey, upload_id: str, *, number: int, body: Body, crc64nvme: str
     ) -> PartReply:
         send = partial(self._store.upload_part, key, upload_id, number=number, body=body, crc64nvme=crc64nvme)
         return await self._call(send, upload_id=upload_id)

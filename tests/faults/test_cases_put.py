@@ -38,7 +38,7 @@ from tests.faults.trial import CLOCK, Trial, tensors_of, trial
 __all__ = ["trial"]
 
 NAMES = [f"s/{number}" for number in range(10)]
-RENDER = "durastore.codec.encode.render_header"
+FORMS, RENDER = "durastore.codec.encode._FORMS", "durastore.codec.encode.render_header"
 
 
 # --- what a put leaves behind when it does not end well ---------------------------------------------------------------
@@ -424,6 +424,7 @@ def test_a_header_that_cannot_be_read_back_is_refused_before_it_is_stored(
 
     with closing(trial.open()) as store:
         with monkeypatch.context() as patch:
+            patch.setattr(FORMS, {})
             patch.setattr(RENDER, wrong)
             with pytest.raises(DurastoreError) as caught:
                 store.put("s/0", tensors_of("s/0"))
@@ -439,6 +440,7 @@ def test_a_header_that_tells_of_other_tensors_is_refused(monkeypatch: pytest.Mon
     def wrong(facts: Any, specs: Any, **kwargs: Any) -> bytes:
         return plain(facts, [replace(spec, name="other") for spec in specs], **kwargs)
 
+    monkeypatch.setattr(FORMS, {})
     monkeypatch.setattr(RENDER, wrong)
     with pytest.raises(IntegrityError):
         encode_sample(

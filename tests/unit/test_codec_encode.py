@@ -14,11 +14,10 @@ import torch
 from safetensors import safe_open
 
 from durastore.codec import EncodedSample, SampleContext, encode_sample, parse_header, scan_sample
+from durastore.codec.blocks import Blocks
 from durastore.codec.dtypes import DTYPES, numpy_dtype, torch_dtype
-from durastore.codec.encode import _READ_BEFORE, CHUNK_BYTES
-from durastore.codec.header import CHECK_AT, CHECK_END, header_check
-from durastore.codec.render import render_header, says_exactly
-from durastore.errors import IntegrityError, InvalidInput, UnsupportedTensor
+from durastore.codec.encode import CHUNK_BYTES
+from durastore.errors import InvalidInput, UnsupportedTensor
 from durastore.model import Digest, Run, SampleId
 
 RUN = Run.of({"model": "m", "layers": [2, 15]})
@@ -115,12 +114,13 @@ def test_caller_may_reuse_its_tensors_and_nobody_can_change_the_copy() -> None:
     array[:] = 7
     tensor.fill_(7)
     assert whole(sample) == before
-    assert all(view.readonly for view in sample.payload)
+    assert all(memoryview(piece).readonly for piece in sample.payload)
     scan_sample(before)
 
 
 @pytest.mark.parametrize("is_contiguous", [True, False])
-def test_exactly_one_copy_of_a_numpy_tensor(is_contiguous: bool) -> None:
+def test_exactly_one_copy_of_a_numpy_tensor(is_contiguous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("durastore.codec.encode.BLOCKS", Blocks(idle_bytes=0))
     array = np.zeros((1024, 1024), np.float32)
     source = array if is_contiguous else array.T
     encode({"x": source[:1]})  # imports and caches
@@ -341,45 +341,3 @@ def test_counts_and_kinds_are_refused() -> None:
 def test_4096_tensors_round_trip() -> None:
     sample = encode({f"layer.{i}": np.uint8(i % 256) for i in range(4096)})
     assert len(scan_sample(whole(sample)).tensors) == 4096
-
-
-def test_a_description_that_was_read_before_is_still_held_against_what_is_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    # case B67: the short check of a second sample of one kind notices a wrong header as the reader's parser does
-    context = SampleContext(run=Run.of({}), meta={"a": 1}, input_digest=None)
-    encode_sample(SampleId("first"), {"x": np.zeros(3)}, context=context)
-    assert _READ_BEFORE
-
-    def parser(*_: Any, **__: Any) -> Any:
-        raise IntegrityError("the parser was asked")
-
-    monkeypatch.setattr("durastore.codec.encode.parse_header", parser)
-    encode_sample(SampleId("second"), {"x": np.ones(3)}, context=context)
-    for old, new in ((b"third", b"thirt"), (b"rows_per_chunk", b"rows_per_chunt"), (b"F64", b"F32")):
-
-        def wrong(*args: Any, old: bytes = old, new: bytes = new, **kwargs: Any) -> bytes:
-            raw = render_header(*args, **kwargs).replace(old, new)
-            return raw[:CHECK_AT] + header_check(raw) + raw[CHECK_END:]
-
-        with monkeypatch.context() as patch:
-            patch.setattr("durastore.codec.encode.render_header", wrong)
-            with pytest.raises(IntegrityError, match="the parser was asked"):
-                encode_sample(SampleId("third"), {"x": np.ones(3)}, context=context)
-
-
-@pytest.mark.parametrize("at", [0, 8, CHECK_AT, CHECK_END + 3, -1])
-def test_the_short_check_sees_a_changed_byte(at: int) -> None:
-    context = SampleContext(run=Run.of({}), meta=None, input_digest=None)
-    sample = encode_sample(SampleId("a"), {"x": np.zeros(3)}, context=context)
-    facts: dict[str, Any] = {
-        "id": "a",
-        "meta": {},
-        "run": context.run.digest.hex,
-        "input": None,
-        "provenance": "computed",
-    }
-    specs = parse_header(sample.header, total_length=None).tensors
-    assert says_exactly(sample.header, facts, tensors=specs)
-    changed = bytearray(sample.header)
-    changed[at] ^= 1
-    assert not says_exactly(bytes(changed), facts, tensors=specs)
-    assert not says_exactly(sample.header, {**facts, "id": "b"}, tensors=specs)

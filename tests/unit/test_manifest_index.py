@@ -32,6 +32,24 @@ def test_every_added_pair_is_found_and_no_other(recent_limit: int) -> None:
     assert len(index) == 200
 
 
+@pytest.mark.parametrize("recent_limit", [1, 7, 1000])
+def test_groups_are_added_as_one_by_one_and_told_what_was_held(recent_limit: int) -> None:
+    index, held = IdIndex(recent_limit=recent_limit), set[str]()
+    for start in range(0, 60, 4):
+        names = [f"s{number}" for number in (*range(start, start + 10), start)]  # most of them again, one twice
+        assert index.holds_any(names) is not held.isdisjoint(names)
+        inputs = [_digest(len(name)).hex if name[-1] > "4" else None for name in names]
+        expected = [name in held or name in names[:at] for at, name in enumerate(names)]
+        assert index.add_many(names, inputs) == expected
+        held.update(names)
+    for name in held:
+        assert not index.holds_any([f"{name}x"])
+        hit = index.find(SampleId(name))
+        assert hit is not None
+        assert hit.input_digests == ((_digest(len(name)) if name[-1] > "4" else None),)
+    assert not index.holds_any([])
+
+
 def test_one_id_with_several_inputs_is_held_with_each() -> None:
     index = IdIndex(recent_limit=2)
     for number in (1, 2, 3):
@@ -60,6 +78,10 @@ def test_equal_high_halves_are_told_apart_by_the_low_half() -> None:
     hit = index.find(sample_id)
     assert hit is not None
     assert hit.input_digests == (Digest(f"{7:032x}"),)
+    assert index.holds_any(["a"])
+    other = IdIndex.of_columns(ids[[0, 2]], inputs[[0, 2]], has_input=np.array([True, True]))
+    assert not other.holds_any(["a"])
+    assert other.add_many(["a"], [None]) == [False]
 
 
 def test_a_row_of_columns_takes_33_bytes() -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import Mock
 
+from durastore.formats.entry_columns import parse_entry_columns
+from durastore.formats.journal import render_entry
 from durastore.manifest.index import IdIndex
 from durastore.model import Digest, SampleEntry, SampleId
 from durastore.spool.records import LostSample
@@ -65,7 +67,7 @@ def test_a_pack_of_the_same_number_in_another_lane_is_another_one() -> None:
 def test_a_lost_earlier_content_takes_nothing_from_a_listed_later_one() -> None:
     membership = membership_of(OLD)
     membership.add_pending([NEW], lane=0, pack_id=4)
-    membership.settle([NEW], lane=0, pack_id=4)
+    membership.settle(parse_entry_columns([render_entry(4, NEW)[1:]]), lane=0, pack_id=4)
     membership.forget_lost([lost(OLD, pack_id=1)], lane=0)
     assert membership.contains(SampleId("a"), NEW_INPUT)
     assert not membership.contains(SampleId("a"), OLD_INPUT)
@@ -90,3 +92,25 @@ def test_the_lost_put_that_counts_is_not_held_until_it_is_put_again() -> None:
     assert membership.contains(SampleId("a"), None)
     assert membership.is_lost(SampleId("a"), lane=0, pack_id=4)
     assert not membership.is_lost(SampleId("a"), lane=0, pack_id=5)
+
+
+def test_a_group_is_reserved_as_a_whole_or_not_at_all() -> None:
+    membership = membership_of(OLD)
+    membership.add_pending([sample("pending").entry(offset=0, time_ns=1)], lane=0, pack_id=4)
+    assert membership.reserve_new(["b", "c"])
+    for known in ("a", "pending", "c"):
+        assert not membership.reserve_new(["new", known])
+    membership.release([SampleId("b"), SampleId("c")])
+    assert membership.reserve_new(["b", "new"])
+
+
+def test_what_is_settled_is_held_by_its_input_and_pending_no_more() -> None:
+    membership = membership_of()
+    entries = [sample(f"s/{number}").entry(offset=number, time_ns=1) for number in range(1_200)]
+    membership.add_pending(entries, lane=0, pack_id=4)
+    membership.add_pending(entries[:1], lane=0, pack_id=5)  # put again: the pack that is settled is not its last one
+    membership.settle(parse_entry_columns([render_entry(4, entry)[1:] for entry in entries]), lane=0, pack_id=4)
+    assert membership.pending_ids() == ["s/0"]
+    assert len(membership) == 1_201
+    assert all(membership.contains(entry.sample_id, entry.input_digest) for entry in entries)
+    assert not any(membership.contains(entry.sample_id, OLD_INPUT) for entry in entries)

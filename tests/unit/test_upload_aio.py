@@ -17,9 +17,9 @@ KEY = ObjectKey("p/x")
 
 
 def test_a_body_is_measured_without_a_copy_and_read_once() -> None:
-    data = bytes(8 << 20)
+    data = bytes(range(256)) * 4096 * 8
     tracemalloc.start()
-    body = _Body(data)
+    body = _Body(memoryview(data))
     with body.getbuffer() as view:
         assert len(view) - body.tell() == len(data)
     assert tracemalloc.get_traced_memory()[1] < len(data) // 2
@@ -27,6 +27,7 @@ def test_a_body_is_measured_without_a_copy_and_read_once() -> None:
     assert body.seek(0, io.SEEK_END) == len(data)
     body.seek(0)
     assert body.read(10) == data[:10]
+    assert b"".join(iter(lambda: body.read(1 << 20), b"")) == data[10:]
     for second_use in (body.tell, lambda: body.seek(0)):
         with pytest.raises(OSError, match="sent once"):
             second_use()

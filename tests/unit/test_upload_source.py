@@ -143,7 +143,7 @@ def test_close_waits_for_a_read_and_later_reads_are_refused(path: Path) -> None:
             on_part=job.on_part,
         )
     )
-    read: list[bytes] = []
+    read: list[memoryview] = []
     reader = threading.Thread(target=lambda: read.append(source.read_next(len(DATA)).body))
     reader.start()
     assert opened.wait(5)

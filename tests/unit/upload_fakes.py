@@ -14,7 +14,7 @@ from durastore.errors import ObjectAbsent, ObjectExists, RequestRefused
 from durastore.formats.upload_session import PartRecord, UploadSession
 from durastore.model import Digest, ObjectKey
 from durastore.objectstore.crc import crc64nvme_b64
-from durastore.objectstore.port import ObjectStat, PartReply, WriteReply
+from durastore.objectstore.port import Body, ObjectStat, PartReply, WriteReply
 from durastore.upload.job import UploadJob
 
 __all__ = ["FakeTransport", "Pack"]
@@ -104,13 +104,13 @@ class FakeTransport:
             await self.after(op, nth)
 
     async def put(
-        self, key: ObjectKey, body: bytes, *, crc64nvme: str, metadata: Mapping[str, str], if_absent: bool
+        self, key: ObjectKey, body: Body, *, crc64nvme: str, metadata: Mapping[str, str], if_absent: bool
     ) -> WriteReply:
         nth = await self._turn("put")
         if if_absent and key.text in self.objects:
             raise ObjectExists("scripted: exists", server_code="PreconditionFailed")
         assert crc64nvme == crc64nvme_b64(body)
-        self.objects[key.text] = (body, dict(metadata))
+        self.objects[key.text] = (bytes(body), dict(metadata))
         await self._told("put", nth)
         return WriteReply(etag=f'"{nth}"')
 
@@ -126,14 +126,14 @@ class FakeTransport:
         return self.uploads[upload_id]
 
     async def upload_part(
-        self, key: ObjectKey, upload_id: str, *, number: int, body: bytes, crc64nvme: str
+        self, key: ObjectKey, upload_id: str, *, number: int, body: Body, crc64nvme: str
     ) -> PartReply:
         self.bytes_now += len(body)
         self.bytes_peak = max(self.bytes_peak, self.bytes_now)
         try:
             nth = await self._turn("part")
             assert crc64nvme == crc64nvme_b64(body)
-            self._upload(upload_id)[1][number] = body
+            self._upload(upload_id)[1][number] = bytes(body)
             await self._told("part", nth)
         finally:
             self.bytes_now -= len(body)

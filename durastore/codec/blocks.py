@@ -1,0 +1,74 @@
+"""Large buffers whose memory is used again.
+
+Duty: hand out byte arrays, and take their memory back once nothing refers to them any more, not even a view of a view.
+Fresh pages of a large buffer have to be found, cleared and mapped by the kernel: that takes longer than filling them.
+Must never lend memory out that anything can still see, and keeps no more than `idle_bytes` for later.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from durastore.codec.columns import Bytes
+
+__all__ = ["BLOCKS", "Blocks"]
+
+LEAST_BYTES = 1 << 20
+"""What is smaller comes from malloc, which keeps it by itself."""
+_MIB = 1 << 20
+
+
+class Blocks:
+    """Thread-safe."""
+
+    def __init__(self, *, idle_bytes: int) -> None:
+        # the garbage collector may drop a lease, and so come here again, within `take` of the same thread
+        self._lock = threading.RLock()
+        self._idle_bytes = idle_bytes
+        self._idle: list[Bytes] = []
+
+    def take(self, size_bytes: int) -> Bytes:
+        """A writable array of this many bytes, of any content. Its memory comes back by itself."""
+        import numpy as np
+
+        if size_bytes < LEAST_BYTES:
+            return np.empty(size_bytes, np.uint8)
+        with self._lock:
+            fitting = [block for block in self._idle if size_bytes <= block.nbytes <= 2 * size_bytes]
+            block = min(fitting, key=lambda each: each.nbytes, default=None)
+            if block is not None:
+                self._idle = [each for each in self._idle if each is not block]
+        if block is None:
+            block = np.empty(-(-size_bytes // _MIB) * _MIB, np.uint8)
+        lent: Bytes = np.asarray(_Lease(self, block, size_bytes=size_bytes))
+        return lent
+
+    def _take_back(self, block: Bytes) -> None:
+        with self._lock:
+            kept = [*self._idle, block]
+            while sum(each.nbytes for each in kept) > self._idle_bytes:
+                kept.pop(0)  # the one that has been idle longest
+            self._idle = kept
+
+
+class _Lease:
+    """What an array of `take`, and through it each view, holds on to: the last of them that goes ends it."""
+
+    __slots__ = ("__array_interface__", "_block", "_blocks")
+
+    def __init__(self, blocks: Blocks, block: Bytes, *, size_bytes: int) -> None:
+        self._blocks = blocks
+        self._block: np.ndarray[Any, Any] = block
+        address, _ = block.__array_interface__["data"]
+        self.__array_interface__ = {"version": 3, "shape": (size_bytes,), "typestr": "|u1", "data": (address, False)}
+
+    def __del__(self) -> None:
+        self._blocks._take_back(self._block)
+
+
+BLOCKS = Blocks(idle_bytes=128 << 20)
+"""Of all stores of the process."""
