@@ -25,6 +25,7 @@ from tests.benchmarks.put import put_lines
 from tests.benchmarks.reconciling import reconciling_lines
 from tests.benchmarks.scale import SCALE_PUTS, scale_lines
 from tests.benchmarks.states import hidden_states
+from tests.benchmarks.telling import telling_line
 from tests.benchmarks.upload import upload_lines
 
 BUILD = Path(__file__).parents[2] / "build"
@@ -55,6 +56,8 @@ def _long_lines(options: argparse.Namespace) -> Iterator[Line]:
         yield from adopting_lines(turns=1 if options.quick else 3, work=BUILD)
     if options.migrating:
         yield from migrating_lines(work=BUILD, turns=1 if options.quick else 3)
+    if options.monitoring:
+        yield telling_line(turns=6001)
     if options.monitoring and (reason := why_no_browser()) is not None:
         print(reason, flush=True)  # noqa: T201 - so that a missing line is not taken for a forgotten one
     elif options.monitoring:

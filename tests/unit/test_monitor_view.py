@@ -43,6 +43,9 @@ def test_what_was_there_before_watching_is_no_speed() -> None:
     view = watched(root(spool(0, 1_000_000 + n)) for n in range(10))
     assert view.rates.samples == pytest.approx(1)
     assert max(point.samples_per_s for point in view.series) == pytest.approx(1)
+    old = teller(1000, started_ns=BEGUN_NS - 10**9)
+    late = watched(root(*([spool(0, 10**6 + n, teller=old)] if n > 2 else [])) for n in range(10))
+    assert max(point.samples_per_s for point in late.series) == pytest.approx(1), "also of a spool that is seen later"
 
 
 def test_a_process_that_takes_a_spool_over_is_no_fall() -> None:
