@@ -19,7 +19,9 @@ TEXTS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_
 IDS = st.one_of(
     TEXTS, st.sampled_from(['say "so"', "back\\slash", "tab\u00a0and\ue000mark", "a/b.c/ü", "\ue100\ue102"])
 )
-METAS = st.dictionaries(TEXTS, st.one_of(st.integers(), TEXTS, st.none(), st.floats(allow_nan=False)), max_size=3)
+METAS = st.dictionaries(
+    TEXTS, st.one_of(st.integers(), TEXTS, st.none(), st.floats(allow_nan=False, allow_infinity=False)), max_size=3
+)
 TENSORS = st.dictionaries(
     st.one_of(st.sampled_from(["h", "token_ids", 'x"y', "\ue000", "\ue101", "\ue102q"]), TEXTS),
     st.sampled_from(
