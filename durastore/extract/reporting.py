@@ -92,6 +92,7 @@ class _Reporter:
             passes=self._engine.passes,
             pass_s=pass_s,
             longest_pass_s=self._engine.longest_s,
+            audited=self._tally.audited(),
             happenings=self._failures(teller.written_ns),
             stall=self._watch.look([self._look()], now_ns=teller.written_ns),
         )

@@ -113,7 +113,7 @@ def _run(
 ) -> Outcome:
     tally, switch = bookkeeping
     writer = StoreWriter(store, tally, limit_bytes=limits.queue_bytes)
-    tally.queued = writer.queued
+    tally.queued, tally.audited = writer.queued, lambda: writer.watch.audit_count
     audit = Audit(share=limits.audit_share, note=writer.watch.audited)
     work = _Work(store=store, engine=engine, tally=tally, switch=switch, writer=writer, audit=audit)
     writer.start()

@@ -130,6 +130,11 @@ class StateWatch:
         self._add_norms(row, numbers_of(bits[:: max(1, len(bits) // _ROWS_LOOKED_AT)], states))
         return None
 
+    @property
+    def audit_count(self) -> int:
+        """Samples compared so far."""
+        return self._audited
+
     def audited(self, difference: float) -> None:
         """A sample was compared with itself alone."""
         self._audited += 1

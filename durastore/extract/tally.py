@@ -55,6 +55,8 @@ class Tally:
         self._failures: list[RowFailure] = []
         self.queued: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Samples and bytes that are extracted and not stored yet; whoever queues them says so."""
+        self.audited: Callable[[], int] = lambda: 0
+        """Samples that went through the model twice so far; whoever compares them says so."""
 
     def add_ok(self, row: TokenRow, *, tensor_bytes: int) -> None:
         with self._lock:

@@ -34,7 +34,8 @@ def _of_root(root: RootFacts, *, now_ns: int) -> Iterator[Banner]:
     yield from _silent(root)
     yield from _killed(root)
     yield from _jobs(root)
-    for reason in root.stops:
+    said = {spool.store.stopped for spool in _live(root) if spool.store is not None and spool.store.stopped}
+    for reason in root.stops or sorted(said):
         yield Banner(
             severity="bad",
             what="reclaim-stopped",

@@ -262,5 +262,6 @@ def test_an_audit_compares_and_tells(job: Job) -> None:
     report = job.run(limits=RunnerLimits(batch_tokens=64, audit_share=1.0))
     assert (report.exit_code, report.counts.ok) == (0, 40)
     assert report.checks.audited > 30
+    assert look_once([job.root]).audited == report.checks.audited
     assert report.checks.worst_difference < 0.05
     assert [norm.samples for norm in report.checks.norms] == [40, 40, 40]

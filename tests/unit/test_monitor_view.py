@@ -16,7 +16,7 @@ from durastore.monitor.facts import Liveness, RootFacts
 from durastore.monitor.history import Counters, History
 from durastore.monitor.terminal import render_screen
 from durastore.monitor.view import View
-from durastore.observe.status import Amount, AtRisk, PackAtRisk, Stall
+from durastore.observe.status import Amount, AtRisk, PackAtRisk, Proofs, Stall
 from tests.unit.monitor_lab import BEGUN_NS, S, root, spool, teller
 
 
@@ -115,6 +115,18 @@ def test_a_death_is_told_once_also_if_only_its_successor_was_seen() -> None:
         "w-00: process 1000 ended without saying so",
         "w-01: process 1001 ended without saying so",
     ]
+
+
+def test_a_stop_of_reclaiming_and_wrong_copies_are_told_at_once() -> None:
+    proofs = Proofs(attested=5, mismatches=2)
+    view = watched([root(spool(0, 5, stopped="pack p: other bytes", proofs=proofs), spool(1, 5))])
+    assert [(banner.severity, banner.what) for banner in view.banners] == [
+        ("bad", "reclaim-stopped"),
+        ("bad", "mismatch"),
+    ]
+    assert "other bytes" in view.banners[0].detail
+    assert view.banners[1].title == "2 copies in the bucket were found wrong"
+    assert (view.proofs.attested, view.proofs.mismatches) == (5, 2)
 
 
 def test_a_silent_process_in_the_disk_and_an_unreadable_root_are_named() -> None:
