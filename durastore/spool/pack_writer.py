@@ -110,7 +110,7 @@ class PackWriter:
         """
         with self._using():
             for sample in samples:
-                if sample.run != self._run.digest:
+                if sample.run.hex != self._run.digest.hex:
                     raise DurastoreError(f"sample {sample.sample_id} belongs to another run than this writer's")
             placed: dict[int, Placed] = {}
             for batch in self._batches(samples):
@@ -216,8 +216,7 @@ class PackWriter:
         for sample in samples:
             between += member_header(sample.sample_id, sample.length)
             entries.append(sample.entry(offset=size + len(between), time_ns=now_ns))
-            chunks.append(between)
-            chunks.extend(sample.chunks())
+            chunks += between, sample.header, *sample.payload
             size += len(between) + sample.length
             between = member_padding(sample.length)
         chunks.append(between)
@@ -376,5 +375,5 @@ class PackWriter:
 
 
 def _stones_of(samples: Sequence[EncodedSample], supersedes: Sequence[Tombstone]) -> list[Tombstone]:
-    ids = {sample.sample_id for sample in samples}
+    ids = {sample.sample_id for sample in samples} if supersedes else ()
     return [stone for stone in supersedes if stone.sample_id in ids]

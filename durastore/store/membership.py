@@ -201,7 +201,7 @@ class Membership:
             is_new = not self._index.holds_any(ids)
         finally:
             if not is_new:
-                self._release(ids)
+                self.release(ids)
         return is_new
 
     def reserve(self, sample_id: SampleId, *, header_digest: Digest, input_digest: Digest | None) -> Decision:
@@ -224,10 +224,10 @@ class Membership:
         try:
             decision = self._against_manifest(sample_id, header_digest, input_digest=input_digest)
         except BaseException:
-            self.release([sample_id])
+            self.release([sample_id.text])
             raise
         if not decision.is_new:
-            self.release([sample_id])
+            self.release([sample_id.text])
         return decision
 
     def _against_manifest(self, sample_id: SampleId, header_digest: Digest, *, input_digest: Digest | None) -> Decision:
@@ -246,11 +246,8 @@ class Membership:
             superseded.append(Tombstone(sample_id=sample_id, key=row.object.key, offset=row.entry.offset))
         return Decision(is_new=True, supersedes=tuple(superseded))
 
-    def release(self, sample_ids: Iterable[SampleId]) -> None:
+    def release(self, ids: Iterable[str]) -> None:
         """End reservations, whatever came of them."""
-        self._release([sample_id.text for sample_id in sample_ids])
-
-    def _release(self, ids: Sequence[str]) -> None:
         with self._changed:
             self._reserved.difference_update(ids)
             self._changed.notify_all()

@@ -108,7 +108,7 @@ class Store:
             encoded.append(encode_sample(SampleId(name), tensors, context=own))
         encoded.sort(key=lambda sample: sample.sample_id.text)
         needed_bytes = sum([sample.length for sample in encoded])
-        tried: set[SampleId] = set()
+        tried: set[str] = set()
         counters, room, pipeline = self._parts.counters, self._parts.room, self._parts.pipeline
         counters.emit("encoded", samples=len(encoded), bytes=needed_bytes)
         try:
@@ -128,14 +128,14 @@ class Store:
             compress=self._parts.services.options.compress,
         )
 
-    def _place(self, encoded: Sequence[EncodedSample], tried: set[SampleId]) -> dict[str, Ticket]:
+    def _place(self, encoded: Sequence[EncodedSample], tried: set[str]) -> dict[str, Ticket]:
         """Reserve the ids (sorted: two groups cannot wait for each other), write what is new, hand out tickets.
 
         `tried`: what an earlier attempt of the same put, which met a full disk, may have made durable; added to.
         """
         membership = self._parts.membership
-        ids = [sample.sample_id for sample in encoded]
-        if ids and membership.reserve_new([sample_id.text for sample_id in ids]):  # as nearly always
+        ids = [sample.sample_id.text for sample in encoded]
+        if ids and membership.reserve_new(ids):  # as nearly always
             try:
                 tried.update(ids)
                 return self._write(encoded, ())
@@ -148,14 +148,14 @@ class Store:
                 decision = self._decide(sample)
                 if decision.is_new:
                     new.append((sample, decision))
-                    tried.add(sample.sample_id)
+                    tried.add(sample.sample_id.text)
                 else:
                     tickets[sample.sample_id.text] = self._known_ticket(sample, decision, tried=tried)
             if new:
                 supersedes = [stone for _, decision in new for stone in decision.supersedes]
                 tickets.update(self._write([sample for sample, _ in new], supersedes))
         finally:
-            membership.release(sample.sample_id for sample, _ in new)
+            membership.release([sample.sample_id.text for sample, _ in new])
         return tickets
 
     def _decide(self, sample: EncodedSample) -> Decision:
@@ -183,9 +183,9 @@ class Store:
         names = [sample.sample_id.text for sample in new]
         return {name: Ticket(name, True, waits[pack_id]) for name, (pack_id, _) in zip(names, placed, strict=True)}
 
-    def _known_ticket(self, sample: EncodedSample, decision: Decision, *, tried: set[SampleId]) -> Ticket:
+    def _known_ticket(self, sample: EncodedSample, decision: Decision, *, tried: set[str]) -> Ticket:
         sample_id, pending, row = sample.sample_id, decision.pending, decision.manifested
-        is_new = sample_id in tried
+        is_new = sample_id.text in tried
         if is_new:
             self._parts.counters.emit("put", samples=1, bytes=sample.length)
         if pending is not None:

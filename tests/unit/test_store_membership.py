@@ -100,7 +100,7 @@ def test_a_group_is_reserved_as_a_whole_or_not_at_all() -> None:
     assert membership.reserve_new(["b", "c"])
     for known in ("a", "pending", "c"):
         assert not membership.reserve_new(["new", known])
-    membership.release([SampleId("b"), SampleId("c")])
+    membership.release(["b", "c"])
     assert membership.reserve_new(["b", "new"])
 
 
