@@ -155,7 +155,7 @@ class StoreReporter:
 
 def _stages(counts: Counter[str], states: dict[PackState, Amount]) -> tuple[Stage, ...]:
     encoded = Amount(samples=counts["encoded.samples"], size_bytes=counts["encoded.bytes"])
-    spooled = Amount(samples=counts["put"], size_bytes=counts["put.bytes"])
+    spooled = Amount(samples=counts["put.samples"], size_bytes=counts["put.bytes"])
     between = Amount(
         samples=max(0, encoded.samples - counts["settled.samples"]),
         size_bytes=max(0, encoded.size_bytes - counts["settled.bytes"]),
