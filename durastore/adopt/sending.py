@@ -19,7 +19,7 @@ from typing import TypeVar
 from durastore.adopt.inspect import find_fault
 from durastore.adopt.ledger import LAST_SEGMENT
 from durastore.adopt.verbatim import EMPTY_RUN, HashedFile, as_listed, as_pack, as_row
-from durastore.clock import Clock
+from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import (
     BucketMissing,
     CredentialsRefused,
@@ -67,7 +67,9 @@ class SendReport:
     kept: dict[str, str] = field(default_factory=dict)
     """Path -> why it was not sent, or not proven."""
     unleased: set[str] = field(default_factory=set)
-    """Paths that were hashed without a lease: what their bytes were is not to be put on record."""
+    """Paths that were hashed without a lease, or whose times would not show a change of this moment: what their bytes
+    were is not to be put on record.
+    """
     sent_bytes: int = 0
 
     def paths(self) -> Iterator[str]:
@@ -89,6 +91,7 @@ def hash_local(folder: Folder, path: SampleId) -> HashedFile:
             hasher = hash_file(fd)
             if is_leased:
                 check_leased(fd)
+            is_settled = before.would_show_change(SYSTEM_CLOCK.now_ns())  # nobody could write until now
             if identify(fd) != before or hasher.size_bytes != before.size_bytes:
                 raise NotVerified(f"{path} changes while it is read")
     except NotLeased as exc:
@@ -98,7 +101,11 @@ def hash_local(folder: Folder, path: SampleId) -> HashedFile:
     finally:
         os.close(fd)
     return HashedFile(
-        path=path, identity=before, digest=hasher.digest(), crc64nvme=hasher.crc64nvme(), is_leased=is_leased
+        path=path,
+        identity=before,
+        digest=hasher.digest(),
+        crc64nvme=hasher.crc64nvme(),
+        is_leased=is_leased and is_settled,
     )
 
 

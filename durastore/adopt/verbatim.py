@@ -44,7 +44,7 @@ class HashedFile:
     digest: Digest
     crc64nvme: str
     is_leased: bool = False
-    """Nobody had it open for writing meanwhile: the kernel said so."""
+    """Nobody had it open for writing meanwhile, as the kernel said, and who writes from then on shows in its times."""
 
 
 def as_pack(file: HashedFile, prefix: str, *, known: Sequence[ObjectKey] = ()) -> PackRecord:

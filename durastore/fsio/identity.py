@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 __all__ = ["FileIdentity", "identify", "identity_of"]
 
+_SECOND_NS = 1_000_000_000
+_COARSEST_NS = 2 * _SECOND_NS + _SECOND_NS // 2  # FAT counts in steps of two
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileIdentity:
@@ -21,6 +24,13 @@ class FileIdentity:
     def is_same_bytes(self, other: FileIdentity) -> bool:
         """True if nothing says that the file changed; `dev` is compared too, so only within one boot."""
         return self == other
+
+    def would_show_change(self, now_ns: int) -> bool:
+        """Whether a write from `now_ns` (wall clock) on leaves other times than these. Not where they are kept in whole
+        seconds (ext4 with small inodes, ext3, FAT) and the last change is of this moment.
+        """
+        is_coarse = self.ctime_ns % _SECOND_NS == 0
+        return not is_coarse or now_ns - max(self.mtime_ns, self.ctime_ns) >= _COARSEST_NS
 
     def render(self) -> str:
         return f"{self.dev}:{self.inode}:{self.size_bytes}:{self.mtime_ns}:{self.ctime_ns}"

@@ -10,7 +10,10 @@ from __future__ import annotations
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import TempFile
 
-__all__ = ["is_one_tree"]
+__all__ = ["ASKED_PREFIX", "is_one_tree"]
+
+ASKED_PREFIX = ".durastore-one-tree-"
+"""How the names begin that are made for a moment. A process that is killed in it leaves an empty file."""
 
 
 def is_one_tree(one: Folder, other: Folder) -> bool:
@@ -22,6 +25,6 @@ def is_one_tree(one: Folder, other: Folder) -> bool:
 
 
 def _shows(folder: Folder, *, made_in: Folder) -> bool:
-    with TempFile.named(made_in) as temp:
+    with TempFile.named(made_in, prefix=ASKED_PREFIX) as temp:
         assert temp.temp_name is not None
         return folder.has(temp.temp_name)

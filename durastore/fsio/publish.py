@@ -80,9 +80,9 @@ class TempFile:
         return cls.named(temps)
 
     @classmethod
-    def named(cls, temps: Folder) -> TempFile:
+    def named(cls, temps: Folder, *, prefix: str = TEMP_PREFIX) -> TempFile:
         """With a temp name in `temps` in any case. `DiskFailed` if it cannot be made."""
-        temp = TEMP_PREFIX + secrets.token_hex(8)
+        temp = prefix + secrets.token_hex(8)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         try:
             return cls(SYS.open(temp, flags, mode=0o600, dir_fd=temps.fd), temps, temp=temp)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import xxhash
 
+from durastore.clock import SYSTEM_CLOCK
 from durastore.fsio.cache import drop_cached, read_once
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity, identify
@@ -45,9 +46,11 @@ class SourceRead:
 
     digest: Digest
     is_quiet: bool
-    """Nobody had it open for writing, before and after."""
+    """Nobody had it open for writing, before and after, and who has written to it since can be seen by its times."""
     has_writer: bool
     """The kernel said that somebody had. (Where it does not tell, neither this nor `is_quiet`.)"""
+    is_young: bool
+    """It was changed so short before that the next change may leave the same times."""
     prior: Prior
     damage: str | None
 
@@ -65,6 +68,7 @@ def read_source(
     try:
         if identify(fd) != expect:
             raise SourceChanged("it changed since it was looked at")
+        is_young = not expect.would_show_change(SYSTEM_CLOCK.now_ns())  # by the time before the first byte
         before = _is_written(fd)
         digest = _read_all(fd, expect.size_bytes, take=take, pace=pace)
         fits, damage = formats.find_damage(fd, name) if formats.is_known(name) else (False, None)
@@ -75,8 +79,9 @@ def read_source(
         os.close(fd)
     return SourceRead(
         digest=digest,
-        is_quiet=before is after is False,
+        is_quiet=before is after is False and not is_young,
         has_writer=True in (before, after),
+        is_young=is_young,
         prior=Prior.LENGTH if fits else Prior.NONE,
         damage=damage,
     )

@@ -41,12 +41,15 @@ class Proven:
     damage: str | None = None
     """Why the source is not what it should be. The copy has the same bytes."""
     has_writer: bool = False
-    """Somebody had the source open for writing while it was read. Who has a file mapped changes its bytes and not its
-    times, so what it was then says nothing of what it is now."""
+    """Somebody had the source open for writing while it was read."""
+    is_unsure: bool = False
+    """What it was then says nothing of what it is now. Who has a file mapped changes its bytes and not its times, and
+    so does who writes twice in what is one moment to the file system.
+    """
 
     def of_now(self, source: FileIdentity, target: FileIdentity) -> Proven | None:
         """The same with today's device numbers; None unless both files are those that were recorded, and hold still."""
-        if self.has_writer:
+        if self.is_unsure:
             return None
         then = self.copied
         if _is_same(then.source, source) and _is_same(then.target, target):
@@ -171,14 +174,14 @@ def _body(line: bytes) -> list[Any] | None:
 def _render(proven: Proven) -> list[Any]:
     copied = proven.copied
     identities = [copied.source.render(), copied.target.render()]
-    facts = [copied.is_quiet, proven.prior.name, proven.damage, proven.has_writer]
+    facts = [copied.is_quiet, proven.prior.name, proven.damage, proven.is_unsure]
     return ["copy", copied.path, copied.digest.hex, *identities, *facts]
 
 
 def _parse(body: list[Any]) -> Proven | None:
     if body[0] != "copy" or len(body) != 9:
         return None  # of another version
-    _, path, digest, source, target, is_quiet, prior, damage, has_writer = body
+    _, path, digest, source, target, is_quiet, prior, damage, is_unsure = body
     copied = CopiedFile(
         path=path,
         source=FileIdentity.parse(source),
@@ -187,4 +190,4 @@ def _parse(body: list[Any]) -> Proven | None:
         is_quiet=is_quiet,
         is_read_back=False,
     )
-    return Proven(copied=copied, prior=Prior[prior], damage=damage, has_writer=has_writer)
+    return Proven(copied=copied, prior=Prior[prior], damage=damage, is_unsure=is_unsure)

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity, identity_of
+from durastore.fsio.one_tree import ASKED_PREFIX
 from durastore.fsio.paths import open_folder
 
 __all__ = ["PRIVATE_NAME", "Meta", "Scan", "SourceFile", "SourceFolder", "SourceLink", "parent_of", "scan_tree"]
 
 PRIVATE_NAME = ".durastore-migrate"
-"""Folder in DST (record, temp files, superseded copies), and in SRC while sources are freed. Never copied."""
+"""Folder in DST (record, temp files, superseded copies), and in SRC while sources are freed. Never copied; nor
+is what a killed run left of its question whether SRC and DST are one tree."""
 _OTHER_FILESYSTEM = "another file system is mounted here: migrate it by itself"
 
 
@@ -113,7 +115,7 @@ def _scan_folder(folder: Folder, path: str, *, scan: Scan, device: int) -> list[
     with os.scandir(folder.fd) as entries:
         for entry in entries:
             at = f"{path}/{entry.name}" if path else entry.name
-            if at == PRIVATE_NAME:
+            if at == PRIVATE_NAME or at.startswith(ASKED_PREFIX):
                 continue
             try:
                 stat = entry.stat(follow_symlinks=False)

@@ -32,11 +32,12 @@ class CopyTools:
 
 def judged(copied: CopiedFile, read: SourceRead, *, item: Item) -> Proven:
     """The copy with what the source was held against: the journal's digest, or what its format says."""
-    if item.seal is None:
-        return Proven(copied=copied, prior=read.prior, damage=read.damage, has_writer=read.has_writer)
-    damage = None if item.seal == copied.digest else "its bytes are not those that were sealed"
-    prior = Prior.DIGEST if damage is None else Prior.NONE
-    return Proven(copied=copied, prior=prior, damage=damage, has_writer=read.has_writer)
+    damage, prior = read.damage, read.prior
+    if item.seal is not None:
+        damage = None if item.seal == copied.digest else "its bytes are not those that were sealed"
+        prior = Prior.DIGEST if damage is None else Prior.NONE
+    is_unsure = read.has_writer or read.is_young
+    return Proven(copied=copied, prior=prior, damage=damage, has_writer=read.has_writer, is_unsure=is_unsure)
 
 
 def sync_file(fd: int) -> None:

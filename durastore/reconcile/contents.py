@@ -148,6 +148,7 @@ def _hash_rest(folder: Folder, paths: Texts, *, digests: Texts, rule: HashingRul
                 result.unreadable[look.path] = "changes while it is read"
             else:
                 found[number] = look.digest.hex()
-                entry = HashedEntry(path=look.path, identity=look.identity, digest=Digest(look.digest.hex()))
-                result.hashed.append(entry)
+                if look.is_settled:
+                    entry = HashedEntry(path=look.path, identity=look.identity, digest=Digest(look.digest.hex()))
+                    result.hashed.append(entry)
     return pa.array(found, pa.large_string())

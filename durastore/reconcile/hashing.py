@@ -19,7 +19,7 @@ from typing import TypeAlias
 import xxhash
 
 from durastore.adopt.inspect import find_fault
-from durastore.clock import Clock
+from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import SpoolUnreadable
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity, identify
@@ -44,6 +44,8 @@ class FileLook:
     """XXH3-128 of all bytes, where they were hashed."""
     identity: FileIdentity | None = None
     """Which file that was; None also where it changed meanwhile."""
+    is_settled: bool = False
+    """A change after it was hashed shows in its times: they may be put on record."""
     damage: str | None = None
     """It cannot be whole."""
     oddity: str | None = None
@@ -205,4 +207,5 @@ def _hash_open(fd: int, path: str, *, limit: RateLimit, is_leased: bool) -> File
         if is_leased:
             check_leased(fd)  # who wants to write waits for us: give way
     identity = before if identify(fd) == before and offset == before.size_bytes else None
-    return FileLook(path=path, digest=hasher.digest(), identity=identity)
+    is_settled = before.would_show_change(SYSTEM_CLOCK.now_ns())  # under a lease nobody could write until now
+    return FileLook(path=path, digest=hasher.digest(), identity=identity, is_settled=is_settled)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ import pytest
 
 from durastore.errors import DiskFailed, RootMismatch
 from durastore.fsio import space
+from durastore.fsio.identity import identity_of
 from durastore.fsio.sys import SYS
 from durastore.migrate import copying
 from durastore.migrate.run import MigrateRequest, migrate
@@ -24,6 +26,7 @@ from durastore.spool import spool as spool_module
 from durastore.spool.root import SpoolRoot
 from tests.crash.test_full_disk import _why_not
 from tests.unit.migrate_lab import FORMATS, MigrateLab, contents
+from tests.unit.reconcile_lab import FolderLab, npy
 from tests.unit.spool_lab import assert_obtainable, sample, spool_at, writer_of
 
 MIB = 1 << 20
@@ -35,13 +38,13 @@ pytestmark = [
 
 
 @contextmanager
-def disk(folder: Path, name: str, *, size_bytes: int) -> Iterator[Path]:
-    """A mounted ext4 without blocks for root alone."""
+def disk(folder: Path, name: str, *, size_bytes: int, inode_bytes: int = 256) -> Iterator[Path]:
+    """A mounted ext4 without blocks for root alone. With inodes of 128 bytes it keeps times in whole seconds."""
     image, mount = folder / f"{name}.img", folder / name
     mount.mkdir()
     with image.open("wb") as file:
         file.truncate(size_bytes)
-    subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", image], check=True, capture_output=True)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", "-I", str(inode_bytes), image], check=True, capture_output=True)
     subprocess.run(["mount", "-o", "loop", image, mount], check=True, capture_output=True)
     try:
         yield mount
@@ -192,3 +195,24 @@ def test_an_overlay_of_the_source_is_no_copy_of_it(tmp_path: Path, is_emptied_th
             assert plain.reclaimed == 0
         finally:
             subprocess.run(["umount", merged], check=True, capture_output=True)
+
+
+def test_a_second_write_within_one_second_is_not_taken_for_known(tmp_path: Path) -> None:
+    with disk(tmp_path, "seconds", size_bytes=64 * MIB, inode_bytes=128) as place:
+        lab = FolderLab(place / "data")
+        for number in range(0, 40, 2):
+            time.sleep(1 - time.time() % 1)
+            path = lab.write(f"{number}.npy", npy(number))
+            adopted = lab.run(is_adopting=True, is_applied=True)
+            before = identity_of(path.stat())
+            with path.open("r+b") as file:
+                file.write(npy(number + 1))
+            if identity_of(path.stat()) == before:
+                break
+            path.write_bytes(npy(number))  # as it was adopted
+        else:
+            pytest.skip("this machine is too slow to do it within a second")
+        assert adopted.applied is not None
+        assert adopted.applied.uploaded == 1
+        seen = lab.run(is_adopting=True, is_applied=False)
+        assert seen.exit_code == 12, "what is there now is not in the bucket"

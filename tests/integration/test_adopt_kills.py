@@ -17,12 +17,20 @@ import torch
 
 import durastore
 from durastore.demo.seaweed import SeaweedServer
+from durastore.formats.file_keys import parse_file_key
+from durastore.model import ObjectKey
 from tests.integration.reconcile_files import make_files
 
 ROOT = Path(__file__).parents[2]
 KILLS = 4
 FILES = 400
 SAMPLES = 300
+
+
+def _path_in(key: str) -> str:
+    parts = parse_file_key("set", ObjectKey(key))
+    assert parts is not None, key
+    return parts.path.text
 
 
 class Adoption:
@@ -95,7 +103,7 @@ def test_files_as_they_are_survive_kills(seaweed: SeaweedServer, aws_env: dict[s
     report = adoption.finish()
     assert (report["findings"], report["sums_agree"]) == ([], True), f"seed {seed}"
     assert report["counts"]["local files in the manifest"]["count"] == FILES
-    held = {key.split("/", 3)[3]: key for key in adoption.objects("files")}
+    held = {_path_in(key): key for key in adoption.objects("files")}
     assert (
         len(adoption.objects("files")) == len(held) == FILES
     )  # equal bytes have one key, however often they were sent

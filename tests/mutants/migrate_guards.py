@@ -78,8 +78,15 @@ _COPYING = (
         "migrate/record.py",
         "record-of-a-written-file-trusted",
         clause=_CHANGED,
-        change=("        if self.has_writer:\n", "        if False:\n"),
+        change=("        if self.is_unsure:\n", "        if False:\n"),
         test=f"{_COPY_TESTS}::test_what_a_writer_had_mapped_is_not_taken_for_known",
+    ),
+    _mutant(
+        "migrate/reading.py",
+        "times-in-seconds-trusted",
+        clause=_CHANGED,
+        change=("before is after is False and not is_young,", "before is after is False,"),
+        test=f"{_DOOR_TESTS}::test_times_in_whole_seconds_are_not_believed_within_one",
     ),
     _mutant(
         "migrate/run.py",

@@ -16,6 +16,7 @@ import pytest
 
 from durastore.adopt.inspect import is_data, tell_damage
 from durastore.codec.encode import EncodedSample
+from durastore.fsio.one_tree import ASKED_PREFIX
 from durastore.migrate.reading import Formats
 from durastore.migrate.report import MigrateReport
 from durastore.migrate.run import MigrateRequest, migrate
@@ -27,11 +28,14 @@ FORMATS = Formats(is_known=is_data, find_damage=tell_damage)
 
 
 def contents(tree: Path) -> dict[str, bytes]:
-    """Relative path -> bytes of every regular file, but for the private folder."""
+    """Relative path -> bytes of every regular file, but for the private folder and names that a killed run asked by."""
     return {
         str(path.relative_to(tree)): path.read_bytes()
         for path in sorted(tree.rglob("*"))
-        if path.is_file() and not path.is_symlink() and path.relative_to(tree).parts[0] != PRIVATE_NAME
+        if path.is_file()
+        and not path.is_symlink()
+        and path.relative_to(tree).parts[0] != PRIVATE_NAME
+        and not path.relative_to(tree).parts[0].startswith(ASKED_PREFIX)
     }
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,11 +16,15 @@ from typing import Any
 import pytest
 
 from durastore.errors import DiskFailed
+from durastore.fsio import folder as folder_module
+from durastore.fsio import identity as identity_module
 from durastore.fsio.folder import Folder
+from durastore.fsio.identity import FileIdentity
 from durastore.fsio.lock import FlockedFile
 from durastore.fsio.relocate import relocate_shared
 from durastore.fsio.sys import SYS
 from durastore.migrate import run as run_module
+from durastore.migrate import scan as scan_module
 from durastore.migrate.record import Intents
 from durastore.migrate.report import MigrateReport
 from durastore.migrate.scan import PRIVATE_NAME
@@ -131,6 +136,33 @@ def test_an_open_writer_keeps_its_file(mig: MigrateLab, before_reclaim: Callable
     assert sorted(mig.here()) == ["late.bin", "live.bin"]
     assert freed(mig).exit_code == 0
     mig.check(is_all_there=True)
+
+
+def test_times_in_whole_seconds_are_not_believed_within_one(
+    mig: MigrateLab, monkeypatch: pytest.MonkeyPatch, before_reclaim: Callable[[Callable[[], None]], None]
+) -> None:
+    """On ext4 with small inodes a second write in one second leaves no trace."""
+
+    def in_seconds(stat: os.stat_result) -> FileIdentity:
+        return FileIdentity(
+            dev=stat.st_dev, inode=stat.st_ino, size_bytes=stat.st_size, mtime_ns=now_ns, ctime_ns=now_ns
+        )
+
+    now_ns = time.time_ns() // 1_000_000_000 * 1_000_000_000
+    for module in (scan_module, folder_module, identity_module):
+        monkeypatch.setattr(module, "identity_of", in_seconds)
+    path = mig.write("f", b"A" * 100)
+
+    def write_again() -> None:
+        mig.write("f", b"B" * 100)
+
+    before_reclaim(write_again)
+    report = freed(mig)
+    assert (report.exit_code, list(report.kept)) == (3, ["f"])
+    assert path.read_bytes() == b"B" * 100
+    report = mig.run()
+    assert (report.exit_code, list(report.superseded)) == (0, ["f"])
+    assert mig.there() == {"f": b"B" * 100}
 
 
 def test_a_source_that_changed_since_stays(
