@@ -95,7 +95,7 @@ class WatchedEngine:
 class WatchedStream(WatchedEngine):
     """A server's engine. It is never stuck: each of its requests ends by its own time limit."""
 
-    def __init__(self, engine: StreamEngine, *, clock: Clock, lease_s: float) -> None:
+    def __init__(self, engine: StreamEngine, *, clock: Clock, lease_s: float = math.inf) -> None:
         super().__init__(engine, clock=clock, lease_s=lease_s)
         self._server = engine
 
@@ -105,7 +105,7 @@ class WatchedStream(WatchedEngine):
         return self._server.stream(rows, may_wait=may_wait)
 
 
-def watched(engine: Engine, *, clock: Clock, lease_s: float) -> WatchedEngine:
+def watched(engine: Engine, *, clock: Clock, lease_s: float = math.inf) -> WatchedEngine:
     """The engine with a heartbeat, whichever of the two kinds it is."""
     if isinstance(engine, StreamEngine):
         return WatchedStream(engine, clock=clock, lease_s=lease_s)
