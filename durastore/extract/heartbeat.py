@@ -102,11 +102,16 @@ class WatchedStream(WatchedEngine):
     def stream(
         self, rows: Iterator[TokenRow | None], *, may_wait: Callable[[], bool]
     ) -> Iterator[tuple[TokenRow, Extracted | Refused]]:
-        return self._server.stream(rows, may_wait=may_wait)
+        """As `StreamEngine.stream`; each result counts as a pass. How long one took is not told: a server that is
+        waited for because the spool is full is not silent.
+        """
+        for result in self._server.stream(rows, may_wait=may_wait):
+            self.passes += 1
+            yield result
 
 
-def watched(engine: Engine, *, clock: Clock, lease_s: float) -> WatchedEngine:
-    """The engine with a heartbeat, whichever of the two kinds it is."""
+def watched(engine: Engine, *, clock: Clock, lease_s: float = math.inf) -> WatchedEngine:
+    """The engine with a heartbeat, whichever of the two kinds it is: a stream must not become batches on the way."""
     if isinstance(engine, StreamEngine):
         return WatchedStream(engine, clock=clock, lease_s=lease_s)
     return WatchedEngine(engine, clock=clock, lease_s=lease_s)

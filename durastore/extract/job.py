@@ -19,7 +19,7 @@ from durastore.config import resolve_options
 from durastore.errors import DurastoreError, StoreClosed
 from durastore.extract.engine import Engine
 from durastore.extract.failure_book import FailureBook
-from durastore.extract.heartbeat import WatchedEngine
+from durastore.extract.heartbeat import WatchedEngine, watched
 from durastore.extract.inputs import Survey, read_selected, survey_input
 from durastore.extract.job_book import KnownJob, begin_job, end_job
 from durastore.extract.layers import LayerPlan, parse_layers
@@ -208,7 +208,7 @@ def run_extract(
         session = _Session(
             request=request, survey=survey, run=Run.of(plan.run), clock=clock, spool_path=store.spool_path
         )
-        return session.work_off(plan, store, engine=WatchedEngine(engine, clock=clock))
+        return session.work_off(plan, store, engine=watched(engine, clock=clock))
     finally:
         # The flush is behind us, or was given up, or an error is on its way: do not wait for the network again.
         try:
