@@ -28,7 +28,7 @@ from durastore.extract.ports import SampleStore
 from durastore.extract.progress import shown_progress
 from durastore.extract.records import Records
 from durastore.extract.report import ExtractReport
-from durastore.extract.reporting import Told, reported
+from durastore.extract.reporting import ReportedWorker, reported
 from durastore.extract.rows import RowFailure, TokenRow
 from durastore.extract.runner import RunnerLimits, run_rows
 from durastore.extract.server_settings import ServerSettings
@@ -261,7 +261,7 @@ class _Session:
             self.survey.inputs, record=records.failure, settle=lambda row, _: settle(str(row.sample_id), row.line)
         )
         switch = StopSwitch(grace_s=self.request.grace_s, clock=self.clock)
-        told = Told(spool=self.spool_path, run=self.run.digest.hex, job=self.job)
+        told = ReportedWorker(spool=self.spool_path, run=self.run.digest.hex, job=self.job)
         with (
             self._signals(switch),
             self._progress(tally, store),
