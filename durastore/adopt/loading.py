@@ -18,7 +18,7 @@ from durastore.errors import NotVerified, SpoolUnreadable
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import identify
 from durastore.fsio.lease import NotLeased, check_leased
-from durastore.model import Digest, SampleId
+from durastore.model import Digest
 
 __all__ = ["LoadedFile", "Trouble", "Unloaded", "load_foreign"]
 
@@ -63,7 +63,7 @@ def load_foreign(folder: Folder, path: str) -> LoadedFile | Unloaded:
 def _read(folder: Folder, path: str) -> bytes:
     fd = open_local(folder, path)
     try:
-        with leased_where_it_can_be(fd, SampleId(path)) as is_leased:
+        with leased_where_it_can_be(fd, path) as is_leased:
             before = identify(fd)
             fault = find_fault(fd, path) if is_data(path) else None
             if fault is not None:

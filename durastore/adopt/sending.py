@@ -83,7 +83,7 @@ def hash_local(folder: Folder, path: SampleId) -> HashedFile:
     except OSError as exc:
         raise SpoolUnreadable(f"{path}: {exc.strerror}", errno=exc.errno) from exc
     try:
-        with leased_where_it_can_be(fd, path) as is_leased:
+        with leased_where_it_can_be(fd, path.text) as is_leased:
             before = identify(fd)
             fault = find_fault(fd, path.text)
             if fault is not None and not fault.is_suspect:  # whether zeros at an end are taken for data, the plan says
@@ -110,7 +110,7 @@ def hash_local(folder: Folder, path: SampleId) -> HashedFile:
 
 
 @contextmanager
-def leased_where_it_can_be(fd: int, path: SampleId) -> Iterator[bool]:
+def leased_where_it_can_be(fd: int, path: str) -> Iterator[bool]:
     """`NotVerified` where somebody writes to the file; False where nobody can tell (no leases, another user's file)."""
     with ExitStack() as stack:
         is_leased = True

@@ -120,7 +120,7 @@ def find_busy(folder: Folder, paths: Iterable[SampleId]) -> dict[str, str]:
             found[path.text] = f"cannot be opened: {exc}"
             continue
         try:
-            with leased_where_it_can_be(fd, path):
+            with leased_where_it_can_be(fd, path.text):
                 pass
         except NotVerified as exc:
             found[path.text] = exc.message

@@ -15,13 +15,12 @@ from pathlib import Path
 
 from durastore.adopt.verbatim import file_row
 from durastore.artifacts.lists import fetch_list, find_list, list_snapshots
-from durastore.dataset.landing import Landed, Landing
-from durastore.dataset.pinned import PinnedObject
-from durastore.dataset.restore import FOR_ALL, FailedSample
 from durastore.errors import DurastoreError, InvalidInput, ObjectAbsent
 from durastore.formats.artifact_list import ArtifactFile, ArtifactList, ArtifactName, ListRef, area_of
 from durastore.model import ManifestRow, ObjectFacts, WriterId
 from durastore.objectstore.port import ObjectStore
+from durastore.read.landing import FOR_ALL, FailedSample, Landed, Landing
+from durastore.read.pinned import PinnedObject
 
 __all__ = ["PullReport", "PullRequest", "Snapshot", "pull", "snapshots"]
 

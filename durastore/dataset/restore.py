@@ -15,14 +15,9 @@ from pathlib import Path
 
 from durastore.codec.decode import scan_sample
 from durastore.codec.encode import EncodedSample, SampleContext, encode_sample
-from durastore.dataset.landing import Landed, Landing, is_verbatim
-from durastore.dataset.pinned import PinnedObject
 from durastore.errors import (
     ConfigError,
-    CredentialsRefused,
-    DiskFailed,
     DurastoreError,
-    EndpointUnreachable,
     IntegrityError,
     InvalidInput,
     ObjectAbsent,
@@ -33,12 +28,12 @@ from durastore.manifest.presence import fetch_present_snapshot
 from durastore.manifest.view import ResolvedView, fetch_view
 from durastore.model import Digest, ManifestRow, Run, SampleEntry, SampleId, parse_json
 from durastore.objectstore.port import ObjectStore
+from durastore.read.landing import FOR_ALL, FailedSample, Landed, Landing, is_verbatim
+from durastore.read.pinned import PinnedObject
 from durastore.read.remote import BatchRange, plan_batch
 from durastore.read.sample import Wanted, read_checked
 
 __all__ = [
-    "FOR_ALL",
-    "FailedSample",
     "RestoreReport",
     "RestoreRequest",
     "load_ids",
@@ -53,8 +48,6 @@ _THREADS = 8
 _EMBED_BYTES = 16 << 20
 _NEVER = 1 << 62
 _MAX_IDS_BYTES = 4 << 30
-FOR_ALL = (EndpointUnreachable, CredentialsRefused, DiskFailed)
-"""What no other sample would fare better with."""
 _SUFFIX = ".safetensors"
 
 
@@ -69,14 +62,6 @@ class RestoreRequest:
     """Only these; such files are written plain."""
     is_plain: bool = False
     """Tensors uncompressed, so that any safetensors reader has them; else the bytes as they are stored."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedSample:
-    """A sample that could not be had, and why."""
-
-    id: str
-    error: DurastoreError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from durastore.clock import Stamp
 from durastore.doctor.request import Examination
 from durastore.doctor.stages import Verdict
 from durastore.errors import DiskFailed
-from durastore.extract.starts import load_starts
+from durastore.extract.job_book import load_starts
 
 __all__ = ["look_at_host"]
 

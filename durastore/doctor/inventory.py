@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from durastore.doctor.request import Examination, LocalSample
 from durastore.doctor.stages import Verdict
-from durastore.errors import ConfigError, RunMismatch, StoreMissing
+from durastore.errors import RunMismatch, StoreMissing
 from durastore.extract.failure_book import load_failures
 from durastore.extract.inputs import Survey, read_selected, survey_input
 from durastore.extract.model_identity import resolve_model
 from durastore.extract.rows import RowFailure, TokenRow
 from durastore.extract.shards import WHOLE, parse_shard
 from durastore.extract.starts import Start
-from durastore.extract.tokens import LengthRule, Tokenizer, TransformersTokenizer, tokenise
+from durastore.extract.tokens import LengthRule, NoTokenizer, Tokenizer, TransformersTokenizer, tokenise
 from durastore.manifest.index import IdIndex
 from durastore.manifest.snapshot import fetch_snapshot
 from durastore.manifest.view import fetch_view
@@ -114,28 +113,12 @@ def _rule(seen: Examination, start: Start | None) -> LengthRule:
     return LengthRule(max_tokens=limit, is_truncated=True) if isinstance(limit, int) else LengthRule(max_tokens=None)
 
 
-class _NoTokenizer:
-    """No start is on record that names a model."""
-
-    def encode_text(self, text: str) -> list[int]:
-        del text
-        raise _needs_model()
-
-    def encode_chat(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> list[int]:
-        del messages, tools
-        raise _needs_model()
-
-
-def _needs_model() -> ConfigError:
-    return ConfigError(
-        "the input has rows without input_ids, and no start on record names the model that tokenised them",
-        hint="run the extraction once: what is done is found, and the start is on record then",
-    )
-
-
 def _tokenizer(start: Start | None, survey: Survey) -> Tokenizer:
     if start is None or not survey.needs_tokenizer:
-        return _NoTokenizer()
+        return NoTokenizer(
+            "no start on record names the model that tokenised them",
+            hint="run the extraction once: what is done is found, and the start is on record then",
+        )
     source = resolve_model(start.model_name)
     return TransformersTokenizer(source, is_remote_code_trusted=start.is_remote_code_trusted)
 

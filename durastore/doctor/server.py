@@ -19,6 +19,7 @@ from durastore.doctor.request import Examination
 from durastore.doctor.server_protocols import Answer, ExtractionServer, Ids, identify_server
 from durastore.doctor.stages import Verdict
 from durastore.doctor.staging import opened_door
+from durastore.extract.sglang_client import find_cuts
 from durastore.extract.state_faults import find_array_fault
 from durastore.formats.staging import render_request
 
@@ -45,7 +46,7 @@ def look_at_server(seen: Examination) -> Verdict:
         if found and number == 2 and not faults:
             found.append("the first answer was complete: a cache of prefixes is on, which cuts what was seen before")
         faults += [fault for fault in found if fault not in faults]
-    faults += _setting_faults(server)
+    faults += find_cuts(server.settings) if server.settings else []  # of longer samples than the one that was asked
     notes = [f"the look left {file} in staging" for file in files]
     facts: dict[str, Any] = {
         "url": server.client.server.url,
@@ -116,17 +117,6 @@ def _hidden_size(run: dict[str, Any]) -> int | None:
     model = run.get("model")
     size = model.get("hidden_size") if isinstance(model, dict) else None
     return size if isinstance(size, int) and size > 0 else None
-
-
-def _setting_faults(server: ExtractionServer) -> list[str]:
-    """What SGLang tells of itself: a sample longer than the one that was asked may be cut where this one was not."""
-    found = []
-    if server.settings.get("disable_radix_cache") is False:
-        found.append("its radix cache is on: start it with --disable-radix-cache")
-    chunk = server.settings.get("chunked_prefill_size")
-    if isinstance(chunk, int) and chunk > 0:
-        found.append(f"prompts over {chunk} tokens lose all rows but the last chunk's: --chunked-prefill-size -1")
-    return found
 
 
 def _started(url: str, seen: Examination) -> float | None:

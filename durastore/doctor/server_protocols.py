@@ -7,11 +7,11 @@ credential. Must never follow a path that the server names out of the staging fo
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -22,6 +22,7 @@ from durastore.adopt.foreign_formats.contents import Unparsed
 from durastore.clock import Clock
 from durastore.errors import ConfigError, EndpointUnreachable, EngineFailed, SpoolUnreadable
 from durastore.extract.json_server import AskAgain, JsonServer, Unusable
+from durastore.extract.sglang_client import SglangClient
 from durastore.extract.vllm_engine import VllmClient
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import FlockedFile
@@ -29,7 +30,6 @@ from durastore.fsio.lock import FlockedFile
 __all__ = ["Answer", "ExtractionServer", "identify_server"]
 
 _HINT = "start it, or leave --server out"
-_LOOK_S = 10.0
 _ANSWER_S = 300.0
 """A server that compiles or loads at its first request takes its time."""
 _WRITTEN_S = 10.0
@@ -37,6 +37,7 @@ _POLL_S = 0.1
 _FILE_BYTES = 8 << 30
 
 Ids = npt.NDArray[np.int64]
+_T = TypeVar("_T")
 States = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -56,21 +57,25 @@ class Answer:
 class ExtractionServer:
     """A server that answered, and what it is."""
 
-    client: VllmClient
-    """Which has the connection, also to a server of the other kind."""
-    kind: str
-    """`vllm` or `sglang`."""
+    client: VllmClient | SglangClient
     model: str
     settings: Mapping[str, Any]
     """What it tells of how it was started, where it does."""
+
+    @property
+    def kind(self) -> str:
+        return "sglang" if isinstance(self.client, SglangClient) else "vllm"
 
     def ask(self, ids: Ids, *, staging: Path | None, clock: Clock, request: str | None = None) -> Answer:
         """The states of this prompt, asked under the id `request`. `EndpointUnreachable` where nothing comes,
         `EngineFailed` for an answer that is none. Each call is one forward pass; safe to repeat.
         """
-        if self.kind == "sglang":
+        if isinstance(self.client, SglangClient):
             return _ask_sglang(self.client.server, ids)
-        return _ask_vllm(self, ids, staging=staging, clock=clock, request=request)
+        name = request or f"doctor-{secrets.token_hex(8)}"
+        with _asking(self.client.server):
+            file = Path(self.client.extract(ids.tolist(), model=self.model, request=name, timeout_s=_ANSWER_S))
+        return _written_answer(file, staging=staging, clock=clock)
 
 
 def identify_server(url: str, *, clock: Clock) -> ExtractionServer:
@@ -80,30 +85,26 @@ def identify_server(url: str, *, clock: Clock) -> ExtractionServer:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
         raise ConfigError("--server is no http(s)://host[:port] without credentials")  # not quoted: it may hold some
-    client = VllmClient(url, clock=clock)
-    said = client.health()
+    vllm = VllmClient(url, clock=clock)
+    sglang = SglangClient(vllm.server.url, clock=clock)
+    said = vllm.server.health()
     if said is not None:
         raise EndpointUnreachable(f"the extraction server cannot be used: {said}", hint=_HINT)
-    told = _told(client.server, "/get_model_info")
-    if "model_path" in told:
-        settings = _told(client.server, "/get_server_info")
-        return ExtractionServer(client=client, kind="sglang", model=str(told["model_path"]), settings=settings)
-    try:
-        models = client.models()
-    except (AskAgain, Unusable):
-        models = []
+    path = _told(sglang.model)
+    if path is not None:
+        return ExtractionServer(client=sglang, model=path, settings=_told(sglang.flags) or {})
+    models = _told(vllm.models)
     if not models:
-        raise EngineFailed(f"the server at {client.server.url} is neither vLLM nor SGLang: it names no model")
-    return ExtractionServer(client=client, kind="vllm", model=models[0], settings={})
+        raise EngineFailed(f"the server at {vllm.server.url} is neither vLLM nor SGLang: it names no model")
+    return ExtractionServer(client=vllm, model=models[0], settings={})
 
 
-def _told(server: JsonServer, path: str) -> dict[str, Any]:
-    """What it answers to a question that only one of the kinds knows; empty where it does not."""
+def _told(question: Callable[[], _T]) -> _T | None:
+    """What it answers to a question that only one of the kinds knows; None where it does not."""
     try:
-        told = server.get(path, timeout_s=_LOOK_S)
+        return question()
     except (AskAgain, Unusable):
-        return {}
-    return told if isinstance(told, dict) else {}
+        return None
 
 
 @contextmanager
@@ -120,10 +121,7 @@ def _asking(server: JsonServer) -> Iterator[None]:
 # --- vLLM ------------------------------------------------------------------------------------------------------------
 
 
-def _ask_vllm(asked: ExtractionServer, ids: Ids, *, staging: Path | None, clock: Clock, request: str | None) -> Answer:
-    name = request or f"doctor-{secrets.token_hex(8)}"
-    with _asking(asked.client.server):
-        file = Path(asked.client.extract(ids.tolist(), model=asked.model, request=name, timeout_s=_ANSWER_S))
+def _written_answer(file: Path, *, staging: Path | None, clock: Clock) -> Answer:
     if staging is not None and file.resolve().parent != staging.resolve():
         raise EngineFailed(f"the server writes to {file.parent}, and --staging is {staging}")
     token_ids, states = _read_written(file, clock=clock)
@@ -163,6 +161,9 @@ def _is_written(folder: Folder, name: str) -> bool:
 
 
 def _ask_sglang(server: JsonServer, ids: Ids) -> Answer:
+    """Without the key that keeps an extraction's requests out of each other's cache: whether there is one is the
+    question.
+    """
     body = {
         "input_ids": ids.tolist(),
         "sampling_params": {"max_new_tokens": 1, "temperature": 0},

@@ -7,7 +7,6 @@ that is neither in the manifest nor on this machine's disk.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -27,14 +26,13 @@ from durastore.extract.job import (
     start_of,
     transformers_engine,
 )
-from durastore.extract.job_book import KnownJob, begin_job, end_job
+from durastore.extract.job_book import KnownJob, begin_job, end_job, note_found
 from durastore.extract.leases import LeaseQueue, Task, TaskState
 from durastore.extract.progress import shown_progress
 from durastore.extract.records import Records
 from durastore.extract.report import ExtractReport
 from durastore.extract.rows import RowFailure, TokenRow
 from durastore.extract.semantic import CheckReport
-from durastore.extract.starts import note_start
 from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import SHOWN_FAILURES, Counts, Tally
 from durastore.extract.tokens import tokenise
@@ -129,7 +127,7 @@ class _Job:
         self._plan = plan
         self._job, self._queue, self._records = shared
         self._switch, self._clock = bookkeeping
-        self._start_s, self._started_ns = self._clock.monotonic(), self._clock.now_ns()
+        self._start_s = self._clock.monotonic()
         settle = self._records.book.settle
         self._tally = Tally(
             survey.inputs, record=self._records.failure, settle=lambda row, _: settle(str(row.sample_id), row.line)
@@ -141,27 +139,11 @@ class _Job:
         self._records.ledger.start(
             run=run, inputs=self._survey.inputs, input=str(request.input), workers=request.workers
         )
-        note_start(request.local, start_of(request, self._plan, clock=self._clock))
-        self._note_begin()
-
-    def _note_begin(self) -> None:
-        counts = self._tally.counts()
-        job = KnownJob(
-            job=self._job,
-            run=Run.of(self._plan.run).digest.hex,
-            input=str(self._request.input),
-            pid=os.getpid(),
-            workers=self._request.workers or 1,
-            inputs=counts.inputs,
-            skipped=counts.skipped,
-            failed=counts.failed,
-            ok=0,
-            done_before=self._done_before,
-            started_ns=self._started_ns,
-            ended_ns=None,
-            exit_code=None,
+        start = start_of(request, self._plan, clock=self._clock)
+        begin_job(
+            request.local,
+            KnownJob(job=self._job, start=start, workers=request.workers or 1, inputs=self._survey.inputs),
         )
-        begin_job(self._request.local, job)
 
     def fill(self, store: Store) -> None:
         """Everything that is not done goes into the queue; what can never be done is a failure at once."""
@@ -185,7 +167,7 @@ class _Job:
                 left, done = [], []
         self._note(left, done)
         self._done_before = self._queue.standing().done
-        self._note_begin()
+        note_found(self._request.local, self._job, counts=self._tally.counts(), done_before=self._done_before)
 
     def _note(self, left: list[Task], done: list[str]) -> None:
         self._queue.add(left)

@@ -95,18 +95,23 @@ class WatchedEngine:
 class WatchedStream(WatchedEngine):
     """A server's engine. It is never stuck: each of its requests ends by its own time limit."""
 
-    def __init__(self, engine: StreamEngine, *, clock: Clock, lease_s: float = math.inf) -> None:
+    def __init__(self, engine: StreamEngine, *, clock: Clock, lease_s: float) -> None:
         super().__init__(engine, clock=clock, lease_s=lease_s)
         self._server = engine
 
     def stream(
         self, rows: Iterator[TokenRow | None], *, may_wait: Callable[[], bool]
     ) -> Iterator[tuple[TokenRow, Extracted | Refused]]:
-        return self._server.stream(rows, may_wait=may_wait)
+        """As `StreamEngine.stream`; each result counts as a pass. How long one took is not told: a server that is
+        waited for because the spool is full is not silent.
+        """
+        for result in self._server.stream(rows, may_wait=may_wait):
+            self.passes += 1
+            yield result
 
 
 def watched(engine: Engine, *, clock: Clock, lease_s: float = math.inf) -> WatchedEngine:
-    """The engine with a heartbeat, whichever of the two kinds it is."""
+    """The engine with a heartbeat, whichever of the two kinds it is: a stream must not become batches on the way."""
     if isinstance(engine, StreamEngine):
         return WatchedStream(engine, clock=clock, lease_s=lease_s)
     return WatchedEngine(engine, clock=clock, lease_s=lease_s)

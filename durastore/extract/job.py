@@ -28,12 +28,12 @@ from durastore.extract.ports import SampleStore
 from durastore.extract.progress import shown_progress
 from durastore.extract.records import Records
 from durastore.extract.report import ExtractReport
-from durastore.extract.reporting import Told, reported
+from durastore.extract.reporting import ReportedWorker, reported
 from durastore.extract.rows import RowFailure, TokenRow
 from durastore.extract.runner import RunnerLimits, run_rows
 from durastore.extract.server_settings import ServerSettings
 from durastore.extract.shards import WHOLE, Shard
-from durastore.extract.starts import Start, environment_of, note_start, without_user_info
+from durastore.extract.starts import Start, environment_of, without_user_info
 from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import Tally
 from durastore.extract.tokens import LengthRule, TransformersTokenizer, tokenise
@@ -234,8 +234,8 @@ class _Session:
         with Records(self.request.local, run=self.run.digest.hex, clock=self.clock) as records:
             ledger = records.ledger
             ledger.start(run=self.run.digest.hex, inputs=self.survey.inputs, input=str(self.request.input))
-            note_start(self.request.local, start_of(self.request, plan, clock=self.clock))
-            begin_job(self.request.local, self._known_job())
+            start = start_of(self.request, plan, clock=self.clock)
+            begin_job(self.request.local, KnownJob(job=self.job, start=start, workers=0, inputs=self.survey.inputs))
             try:
                 with ledger.hearing(LOGGER):
                     book = records.book if self.request.is_retry else None
@@ -246,23 +246,6 @@ class _Session:
             ledger.end(report)
             end_job(self.request.local, self.job, report=report, clock=self.clock)
             return report
-
-    def _known_job(self) -> KnownJob:
-        return KnownJob(
-            job=self.job,
-            run=self.run.digest.hex,
-            input=str(self.request.input),
-            pid=os.getpid(),
-            workers=0,
-            inputs=self.survey.inputs,
-            skipped=0,
-            failed=0,
-            ok=0,
-            done_before=0,
-            started_ns=self.clock.now_ns(),
-            ended_ns=None,
-            exit_code=None,
-        )
 
     def _work_off(
         self,
@@ -278,7 +261,7 @@ class _Session:
             self.survey.inputs, record=records.failure, settle=lambda row, _: settle(str(row.sample_id), row.line)
         )
         switch = StopSwitch(grace_s=self.request.grace_s, clock=self.clock)
-        told = Told(spool=self.spool_path, run=self.run.digest.hex, job=self.job)
+        told = ReportedWorker(spool=self.spool_path, run=self.run.digest.hex, job=self.job)
         with (
             self._signals(switch),
             self._progress(tally, store),

@@ -10,7 +10,7 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +18,10 @@ from urllib.parse import urlsplit
 from durastore.clock import Clock
 from durastore.errors import ConfigError, EngineFailed
 
-__all__ = ["AskAgain", "JsonServer", "Unusable"]
+__all__ = ["LOOK_S", "AskAgain", "JsonServer", "Unusable", "sickness_of"]
+
+LOOK_S = 10.0
+"""For answers that need no model."""
 
 _BLOCK_BYTES = 1 << 20
 _CONNECT_S = 10.0
@@ -48,6 +51,14 @@ class JsonServer:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._is_hung_up = False
+
+    def health(self) -> str | None:
+        """None if the server says that it works, else the reason."""
+        try:
+            self.get("/health", timeout_s=LOOK_S)
+        except (AskAgain, Unusable, EngineFailed) as exc:
+            return f"{self.url}: {exc}"
+        return None
 
     def get(self, path: str, *, timeout_s: float) -> Any:
         """The answer to a GET. `AskAgain`, `Unusable`, `EngineFailed` as `post`."""
@@ -116,6 +127,11 @@ class JsonServer:
         if response.length:
             raise http.client.IncompleteRead(b"", response.length)
         return b"".join(blocks)
+
+
+def sickness_of(servers: Iterable[JsonServer]) -> str | None:
+    """Why the first of them that does not work does not; None if all work."""
+    return next((said for server in servers if (said := server.health()) is not None), None)
 
 
 def _parsed(status: int, data: bytes, *, url: str) -> Any:

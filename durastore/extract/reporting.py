@@ -14,15 +14,16 @@ from pathlib import Path
 from durastore.clock import Clock
 from durastore.extract.heartbeat import WatchedEngine
 from durastore.extract.tally import Counts, Tally
-from durastore.formats.status import SLOT_BYTES, WORKER_STATUS_NAME, parse_status, render_slot
+from durastore.formats.status import SLOT_BYTES, WORKER_STATUS_NAME, render_slot
 from durastore.fsio.folder import Folder
-from durastore.fsio.status_file import StatusFile, load_status_bytes
+from durastore.fsio.status_file import StatusFile
 from durastore.observe.events import LOGGER, Silent
 from durastore.observe.heartbeat import Heartbeat
 from durastore.observe.stalls import STALL_AFTER_S, StageLook, StallWatch
 from durastore.observe.status import Amount, Happening, Teller, WorkerRecord, clipped
+from durastore.spool.last_words import load_unended_pid
 
-__all__ = ["Told", "reported"]
+__all__ = ["ReportedWorker", "reported"]
 
 _SHOWN_FAILURES = 5
 _LONG_PASS = 5.0
@@ -31,7 +32,7 @@ _LOAD_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ReportedWorker:
     """What does not change."""
 
     spool: Path
@@ -41,19 +42,17 @@ class Told:
 
 
 @contextmanager
-def reported(told: Told, tally: Tally, *, engine: WatchedEngine, clock: Clock) -> Iterator[None]:
+def reported(worker: ReportedWorker, tally: Tally, *, engine: WatchedEngine, clock: Clock) -> Iterator[None]:
     """Tell once a second while the block runs. A disk that does not take it costs the run nothing."""
     try:
-        folder = Folder.open(told.spool)
+        folder = Folder.open(worker.spool)
     except OSError as exc:
         LOGGER.warning("the progress of this process is not told: %s", exc)
         yield
         return
     file = StatusFile(folder, WORKER_STATUS_NAME, slot_bytes=SLOT_BYTES)
-    reporter = _Reporter(told, tally, engine=engine, clock=clock)
-    before = parse_status(load_status_bytes(folder, WORKER_STATUS_NAME, slot_bytes=SLOT_BYTES), WorkerRecord)
-    after_pid = None if before is None or before.teller.is_ended else before.teller.pid
-    heartbeat = Heartbeat(reporter.render, file, clock=clock, after_pid=after_pid)
+    reporter = _Reporter(worker, tally, engine=engine, clock=clock)
+    heartbeat = Heartbeat(reporter.render, file, clock=clock, after_pid=load_unended_pid(folder, WorkerRecord))
     heartbeat.start()
     try:
         yield
@@ -64,8 +63,8 @@ def reported(told: Told, tally: Tally, *, engine: WatchedEngine, clock: Clock) -
 
 
 class _Reporter:
-    def __init__(self, told: Told, tally: Tally, *, engine: WatchedEngine, clock: Clock) -> None:
-        self._told = told
+    def __init__(self, worker: ReportedWorker, tally: Tally, *, engine: WatchedEngine, clock: Clock) -> None:
+        self._worker = worker
         self._tally = tally
         self._engine = engine
         self._clock = clock
@@ -77,10 +76,10 @@ class _Reporter:
         pass_s = self._engine.pass_s
         record = WorkerRecord(
             teller=teller,
-            spool=self._told.spool.name,
-            number=self._told.number,
-            job=self._told.job,
-            run=self._told.run,
+            spool=self._worker.spool.name,
+            number=self._worker.number,
+            job=self._worker.job,
+            run=self._worker.run,
             phase=self._phase(counts, is_ended=teller.is_ended, has_queue=samples > 0),
             inputs=counts.inputs,
             ok=counts.ok,

@@ -16,7 +16,7 @@ from typing import Any
 
 from durastore.errors import ConfigError
 from durastore.extract.job import ExtractRequest, plan_run
-from durastore.extract.tokens import LengthRule, Tokenizer
+from durastore.extract.tokens import LengthRule, NoTokenizer, Tokenizer
 from durastore.extract.transformers_engine import DTYPES, ModelSettings
 from durastore.model import Run
 
@@ -43,31 +43,13 @@ class RunFile:
     rule: LengthRule
 
 
-class _NoTokenizer:
-    """A `[run]` has no model that could be loaded."""
-
-    def encode_text(self, text: str) -> list[int]:
-        del text
-        raise _needs_model()
-
-    def encode_chat(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> list[int]:
-        del messages, tools
-        raise _needs_model()
-
-
-def _needs_model() -> ConfigError:
-    return ConfigError(
-        "the input has rows without input_ids, and [run] names no model to tokenise them",
-        hint="use [extract], or give rows with input_ids",
-    )
-
-
 def load_run_file(path: Path) -> RunFile:
     """The run that a file names. `ConfigError` where it cannot be read, or names none or two."""
     tables = _load(path)
     if set(tables) == {"run"} and isinstance(tables["run"], dict):
         Run.of(tables["run"])
-        return RunFile(run=tables["run"], tokenizer=_NoTokenizer(), rule=LengthRule(max_tokens=None))
+        none = NoTokenizer("[run] names no model to tokenise them", hint="use [extract], or give rows with input_ids")
+        return RunFile(run=tables["run"], tokenizer=none, rule=LengthRule(max_tokens=None))
     if set(tables) == {"extract"} and isinstance(tables["extract"], dict):
         return _of_extract(tables["extract"], origin=f"{path}: [extract]")
     raise ConfigError(

@@ -10,14 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from durastore.clock import SYSTEM_CLOCK, Clock
-from durastore.errors import ConfigError, EngineFailed
-from durastore.extract.json_server import AskAgain, JsonServer, Unusable
+from durastore.errors import ConfigError
+from durastore.extract.json_server import LOOK_S, AskAgain, JsonServer, Unusable
 from durastore.extract.layers import LayerPlan
 
-__all__ = ["SglangClient", "find_flag_faults", "layer_order"]
+__all__ = ["SglangClient", "find_cuts", "find_flag_faults", "layer_order"]
 
-_LOOK_S = 10.0
-_INFO_PATHS = ("/server_info", "/get_server_info")
 _AS_THEY_ARE = ("deepseek", "kimi")
 """Models for which EAGLE3's ids are states already, unless the first one is 1."""
 
@@ -28,25 +26,29 @@ class SglangClient:
     def __init__(self, url: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.server = JsonServer(url, clock=clock)
 
-    def health(self) -> str | None:
-        """None if the server says that it works, else the reason."""
-        try:
-            self.server.get("/health", timeout_s=_LOOK_S)
-        except (AskAgain, Unusable, EngineFailed) as exc:
-            return f"{self.server.url}: {exc}"
-        return None
-
     def flags(self) -> dict[str, Any]:
         """How the server was started. `AskAgain`, `Unusable`."""
-        for path in _INFO_PATHS:
+        answer = self._first_of("/server_info", "/get_server_info")
+        if answer is None:
+            raise Unusable(f"{self.server.url} does not tell how it was started")
+        inner = answer.get("server_args")
+        return {**answer, **inner} if isinstance(inner, dict) else answer
+
+    def model(self) -> str | None:
+        """What it calls the model's folder; None from a server of another kind. `AskAgain`, `EngineFailed`."""
+        answer = self._first_of("/model_info", "/get_model_info")
+        return str(answer["model_path"]) if answer is not None and "model_path" in answer else None
+
+    def _first_of(self, *paths: str) -> dict[str, Any] | None:
+        """Newer servers have other paths than older ones."""
+        for path in paths:
             try:
-                answer = self.server.get(path, timeout_s=_LOOK_S)
-            except Unusable:  # an older server, or a newer one
+                answer = self.server.get(path, timeout_s=LOOK_S)
+            except Unusable:
                 continue
             if isinstance(answer, dict):
-                inner = answer.get("server_args")
-                return {**answer, **inner} if isinstance(inner, dict) else answer
-        raise Unusable(f"{self.server.url} does not tell how it was started")
+                return answer
+        return None
 
     def generate(self, ids: Sequence[int], *, request: str, wants_states: bool, timeout_s: float) -> dict[str, Any]:
         """Run one prompt; what the answer says of it. `AskAgain`, `Unusable`, `EngineFailed`."""
@@ -67,17 +69,25 @@ class SglangClient:
         return facts
 
 
+def find_cuts(flags: Mapping[str, Any]) -> list[str]:
+    """Why a server that was started so leaves out rows of samples that are long, or begin as an earlier one did."""
+    faults = []
+    if not flags.get("disable_radix_cache"):
+        faults.append("its radix cache leaves out rows: --disable-radix-cache")
+    chunk = flags.get("chunked_prefill_size")
+    if type(chunk) is not int or chunk > 0:
+        over = f"over {chunk} tokens" if type(chunk) is int else "over some length"
+        faults.append(f"of prompts {over} the last chunk's rows come only: --chunked-prefill-size -1")
+    return faults
+
+
 def find_flag_faults(flags: Mapping[str, Any], plan: LayerPlan, *, architecture: str) -> list[str]:
     """Why a server that was started so cannot give this run's states; none if it can."""
     faults = []
     has_full = flags.get("enable_return_hidden_states") or flags.get("return_hidden_states_mode") == "full"
     if not has_full and not flags.get("enable_return_aux_hidden_states"):
         faults.append("it returns no hidden states: --enable-return-hidden-states")
-    if not flags.get("disable_radix_cache"):
-        faults.append("its radix cache leaves out rows: --disable-radix-cache")
-    chunk = flags.get("chunked_prefill_size")
-    if type(chunk) is not int or chunk > 0:
-        faults.append("chunked prefill keeps the last chunk's rows only: --chunked-prefill-size -1")
+    faults += find_cuts(flags)
     try:
         layer_order(flags, plan, architecture=architecture)
     except ConfigError as exc:

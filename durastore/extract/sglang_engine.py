@@ -17,7 +17,7 @@ from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.codec.dtypes import numpy_dtype
 from durastore.errors import ConfigError, EngineFailed
 from durastore.extract.engine import Extracted, Refused
-from durastore.extract.json_server import AskAgain, Unusable
+from durastore.extract.json_server import AskAgain, Unusable, sickness_of
 from durastore.extract.layers import LayerPlan
 from durastore.extract.request_stream import RequestStream, in_order
 from durastore.extract.rows import TokenRow
@@ -71,7 +71,7 @@ class SglangEngine:
             self._order = layer_order(flags, self._plan, architecture=self._architecture)
 
     def health(self) -> str | None:
-        return next((said for client in self._clients if (said := client.health()) is not None), None)
+        return sickness_of(client.server for client in self._clients)
 
     def extract(self, batch: Sequence[TokenRow]) -> list[Extracted | Refused]:
         """One result per row, in order."""

@@ -1,14 +1,13 @@
-"""How the extractions of a spool root were started, so that a person can go on after a crash.
+"""How an extraction was started, so that a person can go on after a crash.
 
-Duty: one row for each start in the shared file: the command, what of the environment decides where it goes, and how its
-input becomes samples. Must never hold a credential, and must never decide what is done.
+Duty: the value: the command, what of the environment decides where it goes, and how its input becomes samples. No I/O;
+`job_book` keeps it. Must never hold a credential.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +15,10 @@ from typing import Any
 
 from durastore.clock import Stamp
 from durastore.config import option_names
-from durastore.errors import IntegrityError, StoreMissing
-from durastore.extract.work_db import WorkDb
+from durastore.errors import IntegrityError
 from durastore.model import parse_json, render_json
 
-__all__ = ["Start", "environment_of", "load_starts", "note_start", "without_user_info"]
+__all__ = ["Start", "environment_of", "without_user_info"]
 
 _USER_INFO = re.compile(r"(?<=://)[^/?#\s]*@")
 _OURS = frozenset(f"DURASTORE_{name.upper()}" for name in (*option_names(), "bucket", "local"))
@@ -42,8 +40,6 @@ _OTHERS = frozenset(
     }
 )
 _TEXTS = ("folder", "run", "bucket", "local", "input", "model", "shard")
-_KEPT = 1_000
-"""Starts that are handed out, the newest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,42 +106,3 @@ def environment_of(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def without_user_info(text: str) -> str:
     """The text without the user and password of any URL in it; bytes that are no text are escaped."""
     return _USER_INFO.sub("", text.encode("utf-8", "backslashreplace").decode())
-
-
-def note_start(root: Path, start: Start) -> None:
-    """Add it to the shared file of the root. `DiskFailed` if it cannot be written."""
-    db = WorkDb(root)
-    try:
-        with db.changing() as conn:
-            conn.execute("INSERT INTO start (time_ns, facts) VALUES (?, ?)", (start.stamp.wall_ns, start.render()))
-    finally:
-        db.close()
-
-
-def load_starts(root: Path) -> list[Start]:
-    """The starts that can be read, the newest first; empty where no extraction has worked. Writes nothing.
-
-    `DiskFailed` where the file cannot be read.
-    """
-    try:
-        db = WorkDb(root, is_read_only=True)
-    except StoreMissing:
-        return []
-    try:
-        with db.reading() as conn:
-            rows = _rows(conn)
-    finally:
-        db.close()
-    found: list[Start] = []
-    for text in rows:
-        try:
-            found.append(Start.parse(text))
-        except IntegrityError:
-            continue  # of a newer version: it is for people, and others tell the same
-    return found
-
-
-def _rows(conn: sqlite3.Connection) -> list[str]:
-    if conn.execute("SELECT 1 FROM sqlite_master WHERE name = 'start'").fetchone() is None:
-        return []  # the file is of an older version
-    return [str(text) for (text,) in conn.execute("SELECT facts FROM start ORDER BY id DESC LIMIT ?", (_KEPT,))]

@@ -17,7 +17,7 @@ from durastore.errors import ConfigError
 from durastore.extract.model_identity import ModelSource
 from durastore.extract.rows import ChatContent, RawRow, RowFailure, TextContent, TokenContent, TokenRow, token_row
 
-__all__ = ["LengthRule", "Tokenizer", "TransformersTokenizer", "tokenise"]
+__all__ = ["LengthRule", "NoTokenizer", "Tokenizer", "TransformersTokenizer", "tokenise"]
 
 
 class Tokenizer(Protocol):
@@ -34,6 +34,28 @@ class LengthRule:
 
     max_tokens: int | None
     is_truncated: bool = False
+
+
+class NoTokenizer:
+    """Where no model is known: rows with `input_ids` need none, and others are an error."""
+
+    def __init__(self, why: str, *, hint: str) -> None:
+        """`why`: nothing names a model, in words that go on a sentence."""
+        self._why = why
+        self._hint = hint
+
+    def encode_text(self, text: str) -> list[int]:
+        """`ConfigError`."""
+        del text
+        raise self._refusal()
+
+    def encode_chat(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> list[int]:
+        """`ConfigError`."""
+        del messages, tools
+        raise self._refusal()
+
+    def _refusal(self) -> ConfigError:
+        return ConfigError(f"the input has rows without input_ids, and {self._why}", hint=self._hint)
 
 
 class TransformersTokenizer:

@@ -7,21 +7,20 @@ were never computed. Must never take a path outside the staging folder.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import ConfigError, DiskFailed, EngineFailed
 from durastore.extract.conversion import RunShape
-from durastore.extract.engine import Extracted, Refused
-from durastore.extract.json_server import AskAgain, JsonServer, Unusable
-from durastore.extract.request_stream import RequestStream, in_order
+from durastore.extract.engine import Extracted
+from durastore.extract.json_server import LOOK_S, AskAgain, JsonServer, Unusable
 from durastore.extract.rows import TokenRow
 from durastore.extract.server_settings import ServerSettings
-from durastore.extract.staged_files import StagedAnswer, StagedFiles
-from durastore.extract.staged_states import extracted, joined, reserved, staged_bytes, states_in
+from durastore.extract.staged_engine import StagedEngine
+from durastore.extract.staged_files import StagedAnswer
+from durastore.extract.staged_states import extracted, states_in
 from durastore.extract.staging_room import Reservation
 from durastore.formats.staging import LOCK_SUFFIX
 from durastore.fsio.lock import FlockedFile
@@ -30,8 +29,6 @@ from durastore.reclaim.staging import StagedFile
 
 __all__ = ["VllmClient", "VllmEngine"]
 
-_LOOK_S = 10.0
-"""For answers that need no model."""
 _POLL_S = 0.02
 _CLOCK_SLACK_NS = 1_000_000_000
 _LAUNCH = "start it with --speculative_config extract_hidden_states and ExampleHiddenStatesConnector"
@@ -44,17 +41,9 @@ class VllmClient:
         """`url`: with or without `/v1`."""
         self.server = JsonServer(url.rstrip("/").removesuffix("/v1"), clock=clock)
 
-    def health(self) -> str | None:
-        """None if the server says that it works, else the reason."""
-        try:
-            self.server.get("/health", timeout_s=_LOOK_S)
-        except (AskAgain, Unusable, EngineFailed) as exc:
-            return f"{self.server.url}: {exc}"
-        return None
-
     def models(self) -> list[str]:
         """The names that the server has for what it serves. `AskAgain`, `Unusable`."""
-        answer = self.server.get("/v1/models", timeout_s=_LOOK_S)
+        answer = self.server.get("/v1/models", timeout_s=LOOK_S)
         data = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(data, list):
             raise AskAgain(f"{self.server.url}/v1/models lists no models")
@@ -81,62 +70,19 @@ class VllmClient:
         return path
 
 
-class VllmEngine:
-    """Servers that write to one staging folder. `start`, `health`, `extract` and `close` work without a run."""
+class VllmEngine(StagedEngine):
+    """vLLM servers of one model."""
 
     def __init__(
         self, settings: ServerSettings, shape: RunShape, *, served: Digest, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        """`served`: as of `served_digest`. `ConfigError` for settings that cannot work."""
-        if not settings.endpoints or settings.staging is None:
-            raise ConfigError("a vLLM server needs --endpoint and --staging", hint=_LAUNCH)
+        """As `StagedEngine`."""
+        self._clients = [VllmClient(url, clock=clock) for url in settings.endpoints]
+        super().__init__(settings, shape, clients=self._clients, served=served, clock=clock)
         if shape.is_last_normed:
             raise ConfigError("vLLM gives the last state before the final norm", hint="leave --normed-last out")
-        self._settings = settings
-        self._shape = shape
-        self._served = served
-        self._clock = clock
-        self._clients = [VllmClient(url, clock=clock) for url in settings.endpoints]
         self._turns = count()
         self._model = ""
-        self._staged: StagedFiles | None = None
-        self._is_over = threading.Event()
-
-    def start(self) -> None:
-        """Look at the servers and join the staging folder. `ConfigError`, `EngineFailed`. Safe to repeat."""
-        if self._staged is not None:
-            return
-        assert self._settings.staging is not None
-        sickness = self.health()
-        if sickness is not None:
-            raise EngineFailed(f"the server cannot be used: {sickness}")
-        self._model = self._model_name()
-        self._staged = joined(self._settings.staging, self._settings, served=self._served, clock=self._clock)
-        self._staged.tidy(is_due=True)
-
-    def health(self) -> str | None:
-        return next((said for client in self._clients if (said := client.health()) is not None), None)
-
-    def extract(self, batch: Sequence[TokenRow]) -> list[Extracted | Refused]:
-        """One result per row, in order. A row for whose file there is no room at the moment is refused."""
-        stream = self._stream(room_wait_s=0.0)
-        return in_order(batch, stream.results(iter(batch), may_wait=lambda: True))
-
-    def stream(
-        self, rows: Iterator[TokenRow | None], *, may_wait: Callable[[], bool]
-    ) -> Iterator[tuple[TokenRow, Extracted | Refused]]:
-        return self._stream().results(rows, may_wait=may_wait)
-
-    def close(self) -> None:
-        if self._staged is not None:
-            self._staged.tidy(is_due=True)
-            self._staged.close()
-            self._staged = None
-
-    # --- what the stream asks ------------------------------------------------------------------------------------
-
-    def reserve(self, row: TokenRow) -> Reservation | None:
-        return reserved(self._files.room, staged_bytes(self._shape, tokens=len(row.input_ids)))
 
     def ask(self, row: TokenRow, room: Reservation) -> Extracted:
         files, client = self._files, self._clients[next(self._turns) % len(self._clients)]
@@ -156,26 +102,8 @@ class VllmEngine:
         answer = StagedAnswer(request=request, files=(staged,), room=room)
         return extracted(tensors, lambda holds: files.settle(answer, holds))
 
-    def tidy(self) -> None:
-        self._files.tidy()
-
-    def hang_up(self) -> None:
-        self._is_over.set()
-        for client in self._clients:
-            client.server.hang_up()
-
-    # -------------------------------------------------------------------------------------------------------------
-
-    @property
-    def _files(self) -> StagedFiles:
-        if self._staged is None:
-            raise EngineFailed("the engine was not started")
-        return self._staged
-
-    def _stream(self, *, room_wait_s: float | None = None) -> RequestStream:
-        self.start()
-        more = {} if room_wait_s is None else {"room_wait_s": room_wait_s}
-        return RequestStream(self, pace=self._settings.pace, clock=self._clock, **more)
+    def _look(self) -> None:
+        self._model = self._model_name()
 
     def _model_name(self) -> str:
         wanted = self._settings.served_model

@@ -46,16 +46,13 @@ CREATE TABLE IF NOT EXISTS task (
 CREATE INDEX IF NOT EXISTS task_order ON task (job, state, lapses, tokens DESC, sample_id);
 CREATE TABLE IF NOT EXISTS job (
     job TEXT PRIMARY KEY,
-    run TEXT NOT NULL,
-    input TEXT NOT NULL,
-    pid INTEGER NOT NULL,
-    workers INTEGER NOT NULL,
-    inputs INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    workers INTEGER NOT NULL DEFAULT 0,
+    inputs INTEGER NOT NULL DEFAULT 0,
     skipped INTEGER NOT NULL DEFAULT 0,
     failed INTEGER NOT NULL DEFAULT 0,
     ok INTEGER NOT NULL DEFAULT 0,
     done_before INTEGER NOT NULL DEFAULT 0,
-    started_ns INTEGER NOT NULL,
     ended_ns INTEGER,
     exit_code INTEGER
 ) WITHOUT ROWID;

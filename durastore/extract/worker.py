@@ -21,7 +21,7 @@ from durastore.extract.inputs import LinePlace, LineReader
 from durastore.extract.job import EngineFactory, ExtractRequest, RunPlan, plan_run
 from durastore.extract.leases import LeaseQueue, Task
 from durastore.extract.records import Records
-from durastore.extract.reporting import Told, reported
+from durastore.extract.reporting import ReportedWorker, reported
 from durastore.extract.rows import RowFailure, TokenRow
 from durastore.extract.runner import run_batches
 from durastore.extract.semantic import CheckReport
@@ -114,7 +114,7 @@ class _Worker:
                     records.ledger.note("WORKER-START", number=number, pid=os.getpid())
                     made = self._order.engine_factory(plan.source, plan.layers, settings=self._settings())
                     engine = watched(made, clock=self._clock, lease_s=request.lease_s)
-                    told = Told(spool=store.spool_path, run=run, job=self._order.job, number=number)
+                    told = ReportedWorker(spool=store.spool_path, run=run, job=self._order.job, number=number)
                     source = leased_batches(queue, plan, request=request, switch=self._switch, clock=self._clock)
                     recorder = _Recorder(queue, records)
                     tally = Tally(0, record=recorder.record, settle=recorder.settle)

@@ -19,9 +19,7 @@ from durastore.adopt.foreign_formats.containers import parse_foreign
 from durastore.adopt.foreign_formats.contents import Array, Unparsed
 from durastore.adopt.known import load_known
 from durastore.adopt.ledger import HashedEntry, mark_of, save_ledger
-from durastore.dataset.landing import OpenedPlace, require_same
-from durastore.dataset.pinned import PinnedObject
-from durastore.dataset.restore import FOR_ALL, FailedSample, part_of, rows_in_batches
+from durastore.dataset.restore import part_of, rows_in_batches
 from durastore.errors import DiskFailed, DurastoreError, InvalidInput, SpoolUnreadable
 from durastore.extract.conversion import RunShape
 from durastore.fsio.folder import Folder
@@ -36,6 +34,8 @@ from durastore.manifest.presence import fetch_present_snapshot
 from durastore.manifest.view import ResolvedView, fetch_view
 from durastore.model import Digest, ManifestRow, Run, WriterId, render_json
 from durastore.objectstore.port import ObjectStore
+from durastore.read.landing import FOR_ALL, FailedSample, OpenedPlace, require_same
+from durastore.read.pinned import PinnedObject
 from durastore.read.sample import Wanted, read_checked
 
 __all__ = ["RECORD_NAME", "ExportReport", "ExportRequest", "export_samples"]

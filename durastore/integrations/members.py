@@ -6,12 +6,10 @@ manifest would tell (that this member is still the sample of its id) a tar alone
 
 from __future__ import annotations
 
-import json
-
-from durastore.codec.decode import decode_tensors
 from durastore.codec.header import BytesLike, parse_header
 from durastore.codec.selection import plan_rows
 from durastore.model import Sample
+from durastore.read.sample import decoded_sample
 
 __all__ = ["decode_member"]
 
@@ -22,11 +20,4 @@ def decode_member(data: BytesLike) -> Sample:
     header = parse_header(view, total_length=len(view))
     selection = plan_rows(header, None, rows=None)
     buffers = [view[read.offset : read.offset + read.length] for read in selection]
-    return Sample(
-        id=header.sample_id.text,
-        tensors=decode_tensors(header, selection, buffers=buffers),
-        meta=json.loads(header.meta),
-        digest=header.digest,
-        input_digest=header.input_digest,
-        provenance=header.provenance,
-    )
+    return decoded_sample(header, selection, buffers=buffers)

@@ -16,15 +16,14 @@ from durastore.extract.failure_book import FailureReader, KnownFailure
 from durastore.extract.job_book import Jobs, JobStanding
 from durastore.extract.work_db import WORK_FILE
 from durastore.formats.spool_root import ROOT_MARKER_NAME, parse_spool_name
-from durastore.formats.status import SLOT_BYTES, STORE_STATUS_NAME, WORKER_STATUS_NAME, parse_status
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import holders
 from durastore.fsio.space import disk_bytes, free_bytes
-from durastore.fsio.status_file import load_status_bytes
 from durastore.monitor.facts import Liveness, RootFacts, SpoolFacts
 from durastore.monitor.processes import look_at_process
 from durastore.observe.status import StoreRecord, Teller, WorkerRecord
 from durastore.spool.glance import RootGlance, SpoolGlance, look_at_root
+from durastore.spool.last_words import load_last_record
 
 __all__ = ["RootLook"]
 
@@ -102,8 +101,8 @@ class RootLook:
 
     def _look_at(self, root: Folder, name: str, *, now: Stamp) -> SpoolFacts:
         with root.child(name) as folder:
-            store = parse_status(load_status_bytes(folder, STORE_STATUS_NAME, slot_bytes=SLOT_BYTES), StoreRecord)
-            worker = parse_status(load_status_bytes(folder, WORKER_STATUS_NAME, slot_bytes=SLOT_BYTES), WorkerRecord)
+            store = load_last_record(folder, StoreRecord)
+            worker = load_last_record(folder, WorkerRecord)
         if worker is not None and (store is None or worker.teller.pid != store.teller.pid):
             worker = worker if store is None else None  # of an earlier process of this spool
         teller = store.teller if store is not None else worker.teller if worker is not None else None

@@ -16,7 +16,7 @@ from durastore.clock import Clock
 from durastore.observe.events import LOGGER
 from durastore.observe.status import Teller
 
-__all__ = ["Heartbeat", "Told"]
+__all__ = ["Heartbeat"]
 
 _EVERY_S = 1.0
 _SHARE = 0.05
@@ -24,7 +24,7 @@ _LONGEST_S = 5.0
 _LAST_WORDS_S = 2.0
 
 
-class Told(Protocol):
+class RecordFile(Protocol):
     """Takes a record's bytes; False if they went nowhere."""
 
     def write(self, slot: bytes) -> bool: ...
@@ -33,7 +33,9 @@ class Told(Protocol):
 class Heartbeat:
     """Start with `start`, end with `stop`; the last record says that this was the end."""
 
-    def __init__(self, render: Callable[[Teller, int], bytes], file: Told, *, clock: Clock, after_pid: int | None):
+    def __init__(
+        self, render: Callable[[Teller, int], bytes], file: RecordFile, *, clock: Clock, after_pid: int | None
+    ):
         """`render`: the slot for a teller and the number of the record. `after_pid`: see `Teller`."""
         self._render = render
         self._file = file

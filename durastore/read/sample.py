@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from durastore.codec.decode import decode_tensors
-from durastore.codec.header import SampleHeader, parse_header
-from durastore.codec.selection import ChunkRead, plan_rows
+from durastore.codec.header import BytesLike, SampleHeader, parse_header
+from durastore.codec.selection import ChunkRead, Selection, plan_rows
 from durastore.errors import FormatUnsupported, IntegrityError
 from durastore.model import VERBATIM_SCHEMA, Digest, Sample, SampleEntry
 
-__all__ = ["ReadAt", "Wanted", "read_checked", "read_sample"]
+__all__ = ["ReadAt", "Wanted", "decoded_sample", "read_checked", "read_sample"]
 
 ReadAt = Callable[[int, int], bytes | memoryview]
 """`read_at(offset, length)`: exactly these bytes of the sample (offset from its start), or `IntegrityError`."""
@@ -79,6 +79,11 @@ def read_sample(read_at: ReadAt, entry: SampleEntry, *, wanted: Wanted) -> Sampl
         buffers = [data[read.offset : read.offset + read.length] for read in selection]
     else:
         buffers = [buffer for group in _ranges(selection.reads) for buffer in _read_range(read_at, group)]
+    return decoded_sample(header, selection, buffers=buffers)
+
+
+def decoded_sample(header: SampleHeader, selection: Selection, *, buffers: Sequence[BytesLike]) -> Sample:
+    """The selected part of the sample with this header. `IntegrityError` where a chunk does not match its digest."""
     return Sample(
         id=header.sample_id.text,
         tensors=decode_tensors(header, selection, buffers=buffers),

@@ -9,11 +9,10 @@ keep samples of a reclaimed pack.
 from __future__ import annotations
 
 import secrets
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 
 from durastore.clock import Stamp
-from durastore.errors import DurastoreError, IntegrityError
+from durastore.errors import DurastoreError
 from durastore.formats.entry_columns import EntryColumns
 from durastore.formats.upload_session import PartRecord, UploadSession
 from durastore.fsio.ballast import Ballast
@@ -36,6 +35,7 @@ from durastore.spool.records import (
     WriterRecord,
 )
 from durastore.spool.standing import Standing, load_standing
+from durastore.spool.used_bytes import UsedBytes
 
 __all__ = ["Journal", "PackRecord", "SealFacts", "WriterRecord"]
 
@@ -54,7 +54,7 @@ class Journal:
         self._reserved: dict[WriterId, int] = {}
         try:
             with self._db.reading() as conn:
-                self._used_bytes = stored.sum_sizes(conn)
+                self._used = UsedBytes(self._db, stored.sum_sizes(conn))
         except BaseException:
             self._db.close()
             raise
@@ -68,19 +68,6 @@ class Journal:
     def rest_on(self, ballast: Ballast) -> None:
         """From now on this space is given up for a transaction that begins on a full disk."""
         self._db.ballast = ballast
-
-    def _recount(self, conn: sqlite3.Connection) -> None:
-        self._use(grown_by=stored.sum_sizes(conn) - self._used_bytes)
-
-    def _use(self, *, grown_by: int) -> None:
-        """The packs take so much more once the transaction is committed: one that found no room leaves nothing behind,
-        and puts would wait for the room that it counted.
-        """
-
-        def note() -> None:
-            self._used_bytes += grown_by
-
-        self._db.on_commit(note)
 
     def close(self) -> None:
         """Checkpoint and close; a failed or forked journal is left as it is. Safe to repeat."""
@@ -103,7 +90,7 @@ class Journal:
         """
         with self._db.writing() as conn:
             pack_id = steps.insert_pack(conn, file, facts=None)
-            self._use(grown_by=steps.grow_pack(conn, pack_id, size_bytes=size_bytes))
+            self._used.grow(by_bytes=steps.grow_pack(conn, pack_id, size_bytes=size_bytes))
             steps.insert_entries(conn, entries, pack_id=pack_id)
             if is_doubtful:
                 notes.write_fact(conn, f"{FACT_DOUBTFUL}{pack_id}", value="read back")
@@ -123,7 +110,7 @@ class Journal:
         pack. In one transaction, or a crash in between would leave both versions live.
         """
         with self._db.writing() as conn:
-            self._use(grown_by=steps.grow_pack(conn, pack_id, size_bytes=size_bytes))
+            self._used.grow(by_bytes=steps.grow_pack(conn, pack_id, size_bytes=size_bytes))
             steps.insert_entries(conn, entries, pack_id=pack_id)
             notes.write_tombstones(conn, pack_id, tombstones=tombstones)
 
@@ -131,7 +118,7 @@ class Journal:
         """OPEN → SEALED; the file must be durable in full."""
         with self._db.writing() as conn:
             steps.seal_pack(conn, pack_id, facts=facts)
-            self._recount(conn)
+            self._used.recount(conn)
             return stored.load_pack(conn, pack_id)
 
     def add_sealed_pack(
@@ -149,7 +136,7 @@ class Journal:
             pack_id = steps.insert_pack(conn, file, facts=facts)
             steps.insert_entries(conn, entries, pack_id=pack_id)
             notes.write_tombstones(conn, pack_id, tombstones=tombstones)
-            self._use(grown_by=facts.size_bytes)
+            self._used.grow(by_bytes=facts.size_bytes)
             return stored.load_pack(conn, pack_id)
 
     def replace_file(self, pack_id: int, new: Replacement, *, reason: str) -> int | None:
@@ -159,7 +146,7 @@ class Journal:
         """
         with self._db.writing() as conn:
             lost_id = steps.replace_pack(conn, pack_id, new=new, reason=reason)
-            self._recount(conn)
+            self._used.recount(conn)
             return lost_id
 
     def doubtful_packs(self) -> list[PackRecord]:
@@ -256,7 +243,7 @@ class Journal:
             if steps.require_state(conn, pack_id, PackState.MANIFESTED).intent is None:
                 raise DurastoreError(f"pack {pack_id} has no intent: its file was never about to be freed")
             steps.reclaim_pack(conn, pack_id)
-            self._recount(conn)
+            self._used.recount(conn)
 
     def record_verified_without_file(self, pack_id: int, evidence: Evidence) -> None:
         """The local file is gone and the object gave every byte back (READ_BACK) → VERIFIED, and not to be uploaded.
@@ -273,13 +260,13 @@ class Journal:
             if stored.load_pack(conn, pack_id).manifested_in is None:
                 raise DurastoreError(f"pack {pack_id} is in no manifest segment")
             steps.prove_without_file(conn, pack_id, evidence=evidence)
-            self._recount(conn)
+            self._used.recount(conn)
 
     def move_back(self, pack_id: int, state: PackState, *, reason: str) -> None:
         """To an earlier state or a side state; what the pack claimed beyond that is taken back. Never forward."""
         with self._db.writing() as conn:
             steps.step_back(conn, pack_id, state=state, reason=reason)
-            self._recount(conn)
+            self._used.recount(conn)
 
     # --- questions -------------------------------------------------------------------------------------------------
 
@@ -317,11 +304,7 @@ class Journal:
     def count_by_state(self) -> dict[PackState, int]:
         """How many packs are in each state that has any."""
         with self._db.reading() as conn:
-            rows = conn.execute("SELECT state, count(*) FROM packs GROUP BY state").fetchall()
-            try:
-                return {PackState(state): count for state, count in rows}
-            except ValueError as exc:
-                raise IntegrityError(f"a pack row of the journal cannot be read: {exc}") from exc
+            return stored.count_states(conn)
 
     def standing(self) -> Standing:
         """Sums over all packs."""
@@ -330,7 +313,7 @@ class Journal:
 
     def used_bytes(self) -> int:
         """Bytes of the pack files on record. Takes no lock: a put asks while another one's commit is being synced."""
-        return self._used_bytes
+        return self._used.size_bytes
 
     # --- manifest segments and numbers -----------------------------------------------------------------------------
 

@@ -16,7 +16,17 @@ from durastore.fsio.identity import FileIdentity
 from durastore.model import Digest, ObjectKey, PackKind, PackState, SampleEntry, SampleId, WriterId
 from durastore.spool.records import PackFile, PackRecord
 
-__all__ = ["PackLists", "find_entries", "load_entries", "load_entry_columns", "load_pack", "load_packs", "parse_pack"]
+__all__ = [
+    "PackLists",
+    "count_states",
+    "find_entries",
+    "load_entries",
+    "load_entry_columns",
+    "load_pack",
+    "load_packs",
+    "parse_pack",
+    "sum_sizes",
+]
 
 _PACK_COLUMNS = (
     "pack_id, name, kind, state, writer, seq, size_bytes, digest, crc64nvme, key, identity, write_id, etag, "
@@ -139,3 +149,12 @@ def sum_sizes(conn: sqlite3.Connection) -> int:
     if type(total) is not int:
         raise IntegrityError("the sizes of the journal's packs are not whole numbers")
     return total
+
+
+def count_states(conn: sqlite3.Connection) -> dict[PackState, int]:
+    """How many packs are in each state that has any. `IntegrityError` for a state that is none."""
+    rows = conn.execute("SELECT state, count(*) FROM packs GROUP BY state").fetchall()
+    try:
+        return {PackState(state): count for state, count in rows}
+    except ValueError as exc:
+        raise IntegrityError(f"a pack row of the journal cannot be read: {exc}") from exc

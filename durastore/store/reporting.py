@@ -10,15 +10,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from durastore.config import StoreOptions
-from durastore.formats.status import SLOT_BYTES, STORE_STATUS_NAME, parse_status, render_slot
+from durastore.formats.status import STORE_STATUS_NAME, render_slot
 from durastore.fsio.folder import Folder
-from durastore.fsio.status_file import load_status_bytes
 from durastore.model import PackState
 from durastore.observe.events import Counting
 from durastore.observe.heartbeat import Heartbeat
 from durastore.observe.recent import Recent
 from durastore.observe.stalls import StageLook, StallWatch
 from durastore.observe.status import Amount, AtRisk, Room, Stage, StoreRecord, Teller, Transfers, clipped
+from durastore.spool.last_words import load_unended_pid
 from durastore.store.lane import Lane
 from durastore.store.services import Services
 
@@ -59,7 +59,9 @@ class StoreReporter:
         self._file = spool.status_file(STORE_STATUS_NAME)
         self._spool = spool
         self._name = spool.path.name
-        self._heartbeat = Heartbeat(self._render, self._file, clock=services.clock, after_pid=self._unended_pid())
+        with Folder.open(spool.path) as folder:
+            after_pid = load_unended_pid(folder, StoreRecord)
+        self._heartbeat = Heartbeat(self._render, self._file, clock=services.clock, after_pid=after_pid)
 
     def start(self) -> None:
         self._heartbeat.start()
@@ -68,11 +70,6 @@ class StoreReporter:
         """Say goodbye. Safe to repeat."""
         self._heartbeat.stop()
         self._file.close()
-
-    def _unended_pid(self) -> int | None:
-        with Folder.open(self._spool.path) as folder:
-            before = parse_status(load_status_bytes(folder, STORE_STATUS_NAME, slot_bytes=SLOT_BYTES), StoreRecord)
-        return None if before is None or before.teller.is_ended else before.teller.pid
 
     def _render(self, teller: Teller, number: int) -> bytes:
         return render_slot(self.record(teller), number=number)

@@ -16,8 +16,9 @@ from typing import Any
 
 from durastore.codec.encode import EncodedSample, SampleContext, encode_sample
 from durastore.errors import DurastoreError, ForkedStore, PackFailed, SampleAbsent, SampleExists, StoreClosed
-from durastore.model import Digest, Evidence, ManifestRow, PackState, Run, Sample, SampleId, Tombstone
+from durastore.model import Digest, Evidence, ManifestRow, Run, Sample, SampleId, Tombstone
 from durastore.observe.events import Counting
+from durastore.store.barrier import Barrier
 from durastore.store.catalog import Catalog
 from durastore.store.equal import find_equal
 from durastore.store.intake import Intake
@@ -27,12 +28,11 @@ from durastore.store.room import Room
 from durastore.store.services import Services
 from durastore.store.status import StoreStatus
 from durastore.store.tickets import Ticket
-from durastore.store.waiting import PipelineWords, describe_wait
+from durastore.store.waiting import PipelineWords
 
 __all__ = ["Store", "StoreParts"]
 
 Tensors = Mapping[str, Any]
-_LOOK_EVERY_S = 0.5
 _STOP_TIMEOUT_S = 30.0
 
 
@@ -59,6 +59,7 @@ class Store:
         self._parts = parts
         self._pid = os.getpid()
         self._is_closed = False
+        self._barrier = Barrier(parts.services, parts.lanes, membership=parts.membership)
 
     @property
     def run(self) -> Run:
@@ -199,7 +200,8 @@ class Store:
         """What the tickets of one pack wait with."""
 
         def wait(name: str, timeout_s: float | None) -> Evidence:
-            return self._wait_for(lane, SampleId(name), pack_id=pack_id, timeout_s=timeout_s)
+            self._check_usable(allow_fatal=True)
+            return self._barrier.evidence_of(lane, SampleId(name), pack_id=pack_id, timeout_s=timeout_s)
 
         return wait
 
@@ -210,8 +212,7 @@ class Store:
         `CredentialsRefused`, `TimeoutError`; an outage is waited out. Safe to repeat.
         """
         self._check_usable(allow_fatal=True)
-        pending = {(lane, record.pack_id) for lane in self._parts.lanes for record in lane.unmanifested()}
-        self._wait_until(lambda: self._unsettled(pending) == 0, timeout_s, draining=False, what="flush")
+        self._barrier.flush(timeout_s)
         self._raise_failures()
 
     def drain(self, timeout_s: float | None = None) -> None:
@@ -220,69 +221,8 @@ class Store:
         With `reclaim="never"` it only flushes. Raises as `flush`, and `TimeoutError`.
         """
         self.flush(timeout_s)
-        if self._parts.services.options.reclaim != "never":
-            self._wait_until(self._is_drained, timeout_s, draining=True, what="drain")
+        self._barrier.drain(timeout_s)
         self._raise_failures()
-
-    def _is_drained(self) -> bool:
-        distrust = self._parts.services.verifier.distrust
-        if distrust is not None:
-            raise PackFailed(f"reclaiming is stopped: {distrust}", hint="local files are kept; look at the endpoint")
-        return not any(lane.unreclaimed() or lane.unmanifested() for lane in self._parts.lanes)
-
-    def _unsettled(self, pending: set[tuple[Lane, int]]) -> int:
-        """How many of these packs are still on their way; settled ones are dropped from the set."""
-        for lane, pack_id in list(pending):
-            is_settled = lane.failure_of(pack_id) is not None or self._is_out(lane, pack_id)
-            if is_settled or self._evidence_if_done(lane, pack_id) is not None:
-                pending.discard((lane, pack_id))
-        return len(pending)
-
-    @staticmethod
-    def _is_out(lane: Lane, pack_id: int) -> bool:
-        """Whether nothing more can come of this pack: its samples were lost or set aside, and reported as such."""
-        return lane.spool.journal.pack(pack_id).state in (PackState.LOST, PackState.QUARANTINED)
-
-    @staticmethod
-    def _evidence_if_done(lane: Lane, pack_id: int) -> Evidence | None:
-        record = lane.spool.journal.pack(pack_id)
-        is_done = record.manifested_in is not None and record.state in (PackState.MANIFESTED, PackState.RECLAIMED)
-        return record.evidence if is_done else None
-
-    def _wait_for(self, lane: Lane, sample_id: SampleId, *, pack_id: int, timeout_s: float | None) -> Evidence:
-        self._check_usable(allow_fatal=True)
-        found: list[Evidence] = []
-
-        def is_settled() -> bool:
-            if self._parts.membership.is_lost(sample_id, lane=lane.number, pack_id=pack_id):
-                raise PackFailed(f"sample {sample_id} was damaged on disk and is LOST", hint="put it again")
-            failure = lane.failure_of(pack_id)
-            if failure is not None:
-                raise failure
-            evidence = self._evidence_if_done(lane, pack_id)
-            found.extend([evidence] if evidence is not None else [])
-            return bool(found)
-
-        self._wait_until(is_settled, timeout_s, draining=False, what="wait")
-        return found[0]
-
-    def _wait_until(self, is_done: Callable[[], bool], timeout_s: float | None, *, draining: bool, what: str) -> None:
-        services = self._parts.services
-        deadline = None if timeout_s is None else services.clock.monotonic() + timeout_s
-        services.board.hurry(draining=draining)
-        try:
-            while not is_done():
-                if services.board.fatal is not None:
-                    raise services.board.fatal
-                if self._is_closed:
-                    raise StoreClosed("the store was closed while this waited")
-                if deadline is not None and services.clock.monotonic() >= deadline:
-                    left = describe_wait(self._parts.lanes, draining=draining, settle_s=services.options.settle_s)
-                    raise TimeoutError(f"{what} did not end within {timeout_s:g} s: {left}")
-                with services.board.changed:
-                    services.clock.wait(services.board.changed, _LOOK_EVERY_S)
-        finally:
-            services.board.relax(draining=draining)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -392,7 +332,7 @@ class Store:
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
-        self._parts.services.board.wake()
+        self._barrier.close()
         stopped = [lane.stop(_STOP_TIMEOUT_S) for lane in self._parts.lanes]
         self._parts.resources.close()
         if not all(stopped):

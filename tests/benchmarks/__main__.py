@@ -83,10 +83,10 @@ def main() -> None:
     is_alone = any(getattr(options, name) for name in alone)
     lines = []
     for line in _long_lines(options) if is_alone else _lines(7 if options.quick else _TURNS):
-        mark = "met" if line.is_met else "MISSED"
+        mark = {True: f"(goal {line.goal}) met", False: f"(goal {line.goal}) MISSED", None: ""}[line.is_met]
         print(  # noqa: T201 - what the command is for
             f"{line.name:44} {line.durastore:10.3f} | {line.peer_name:36} {line.peer:10.3f} {line.unit:13}"
-            f" ratio {line.ratio:6.3f} (goal {line.goal}) {mark}",
+            f" ratio {line.ratio:6.3f} {mark}",
             flush=True,
         )
         lines.append(line.facts())

@@ -12,21 +12,26 @@ __all__ = ["Line", "cpu_s", "in_turns", "wall_s"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One comparison. `ratio` is durastore / peer; `goal` says which side of which number it has to be on."""
+    """One comparison. `ratio` is durastore / peer; `goal`, if one was set, says which side of which number it has to
+    be on.
+    """
 
     name: str
     durastore: float
     peer: float
     peer_name: str
     unit: str
-    goal: str
+    goal: str | None = None
 
     @property
     def ratio(self) -> float:
         return self.durastore / self.peer
 
     @property
-    def is_met(self) -> bool:
+    def is_met(self) -> bool | None:
+        """None without a goal."""
+        if self.goal is None:
+            return None
         sign, _, number = self.goal.partition(" ")
         return self.ratio >= float(number) if sign == ">=" else self.ratio <= float(number)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from durastore.clock import SYSTEM_CLOCK
 from durastore.extract.job_book import KnownJob, begin_job
+from durastore.extract.starts import Start
 from durastore.extract.work_db import WorkDb
 from durastore.formats.status import SLOT_BYTES, STORE_STATUS_NAME, WORKER_STATUS_NAME, render_slot
 from durastore.fsio.folder import Folder
@@ -61,13 +62,11 @@ class SimulatedRun:
                  for n in range(self.samples)),
             )  # fmt: skip
         db.close()
-        begin_job(
-            self.path,
-            KnownJob(
-                job="j", run="r" * 32, input="train.jsonl", pid=os.getpid(), workers=self.workers, inputs=self.samples,
-                skipped=0, failed=0, ok=0, done_before=0, started_ns=self._begun.wall_ns, ended_ns=None, exit_code=None,
-            ),
+        start = Start(
+            stamp=self._begun, pid=os.getpid(), command=(), folder="/", run="r" * 32, bucket="s3://bucket/prefix",
+            local=str(self.path), input="train.jsonl", model="m", max_tokens=None,
         )  # fmt: skip
+        begin_job(self.path, KnownJob(job="j", start=start, workers=self.workers, inputs=self.samples))
 
     def beat(self, after_s: float) -> None:
         """How things stand so many seconds after the beginning; written as of now."""

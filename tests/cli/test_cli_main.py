@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ ALL_COMMANDS = [
     [],
     *([name] for name in COMMANDS),
     *(["manifest", each] for each in ("show", "compact", "rebuild")),
+    *(["artifacts", each] for each in ("push", "watch", "pull", "ls")),
     ["quarantine", "list"],
     ["quarantine", "release"],
 ]
@@ -33,6 +35,13 @@ def _child(*arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}"}
     command = [sys.executable, "-m", "durastore_cli.main", *arguments]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_readme_names_every_command() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    listed = text[text.index("On the command line:") : text.index("each has `--help`")]
+    named = set(re.findall(r"`(?:durastore )?([a-z]+)`", re.sub(r"\([^)]*\)", "", listed)))
+    assert named == set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", ALL_COMMANDS, ids=lambda c: " ".join(c) or "durastore")

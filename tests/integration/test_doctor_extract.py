@@ -10,8 +10,8 @@ import pytest
 
 from durastore.doctor.stages import Status
 from durastore.extract.failure_book import FailureBook
+from durastore.extract.job_book import load_starts
 from durastore.extract.rows import RowFailure
-from durastore.extract.starts import load_starts
 from durastore.model import SampleId
 from durastore_cli.main import run as cli
 from tests.integration.extract_lab import Job, extract_command, job, model_folder

@@ -277,7 +277,7 @@ def test_a_stream_is_told_from_a_batch_engine(settings: ServerSettings) -> None:
 
 def test_the_client_works_alone(server: VllmServer, settings: ServerSettings) -> None:
     client = VllmClient(settings.endpoints[0])
-    assert client.health() is None
+    assert client.server.health() is None
     assert client.models() == ["tiny"]
     path = Path(client.extract(IDS, model="tiny", request="probe", timeout_s=5.0))
     assert path.parent == server.folder

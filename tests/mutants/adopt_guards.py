@@ -116,7 +116,7 @@ ADOPT: tuple[Mutant, ...] = (
         _FORMATS,
         file="durastore/adopt/loading.py",
         edit=(
-            "        with leased_where_it_can_be(fd, SampleId(path)) as is_leased:\n",
+            "        with leased_where_it_can_be(fd, path) as is_leased:\n",
             "        with open(os.devnull) as is_leased:\n            is_leased = False\n",
         ),
     ),

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["INVENTORY"]
 
-LANDING = "durastore/dataset/landing.py"
+LANDING = "durastore/read/landing.py"
 COMPACTION = "durastore/manifest/compaction.py"
 SCRUB = "durastore/reconcile/scrub.py"
 _RESTORE_TESTS = "tests/unit/test_dataset_restore.py"

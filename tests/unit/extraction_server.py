@@ -37,7 +37,9 @@ class LabServer:
         self.kind = kind
         self.staging = staging
         self.lie = lie
-        self.settings = settings or {"disable_radix_cache": True, "chunked_prefill_size": -1}
+        self.settings = {"disable_radix_cache": True, "chunked_prefill_size": -1, **(settings or {})}
+        self.is_newer = False
+        """Whether it answers at the paths of newer SGLang servers, which wrap their flags."""
         self.asked: list[list[int]] = []
         self.request: str | None = None
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -60,10 +62,10 @@ class LabServer:
             return (503 if self.lie == "sick" else 200), None
         if self.kind == "vllm" and path == "/v1/models":
             return 200, {"data": [{"id": "lab-model"}]}
-        if self.kind == "sglang" and path == "/get_model_info":
+        if self.kind == "sglang" and path == ("/model_info" if self.is_newer else "/get_model_info"):
             return 200, {"model_path": "lab-model"}
-        if self.kind == "sglang" and path == "/get_server_info":
-            return 200, self.settings
+        if self.kind == "sglang" and path == ("/server_info" if self.is_newer else "/get_server_info"):
+            return 200, {"server_args": self.settings} if self.is_newer else self.settings
         return 404, None
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from durastore.clock import Stamp
 from durastore.extract.job_book import JobStanding, KnownJob
+from durastore.extract.starts import Start
 from durastore.monitor.facts import Liveness, RootFacts, SpoolFacts
 from durastore.observe.status import (
     STAGES,
@@ -56,21 +58,19 @@ def spool(number: int, samples: int, *, liveness: Liveness = Liveness.LIVE, **ch
 
 
 def root(*spools: SpoolFacts, inputs: int = 0, ok: int = 0, **changes: Any) -> RootFacts:
-    job = KnownJob(
-        job="j",
-        run="r",
-        input="train.jsonl",
+    start = Start(
+        stamp=Stamp(boot_id="b", boottime_ns=0, wall_ns=BEGUN_NS),
         pid=99,
-        workers=max(1, len(spools)),
-        inputs=inputs,
-        skipped=0,
-        failed=0,
-        ok=0,
-        done_before=0,
-        started_ns=BEGUN_NS,
-        ended_ns=None,
-        exit_code=None,
+        command=(),
+        folder="/",
+        run="r",
+        bucket="s3://b/p",
+        local="/root",
+        input="train.jsonl",
+        model="m",
+        max_tokens=None,
     )
+    job = KnownJob(job="j", start=start, workers=max(1, len(spools)), inputs=inputs)
     jobs = (JobStanding(job=job, ok=ok, failed=0, skipped=0, leased=0),) if inputs else ()
     facts: dict[str, Any] = {"path": "/root", "spools": spools, "jobs": jobs, "living_pids": frozenset({99})}
     return RootFacts(**(facts | {"free_bytes": 10**12, "disk_bytes": 2 * 10**12} | changes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,18 @@ def test_every_file_is_a_sample_or_is_named(lab: Lab) -> None:
     for is_dry_run in (True, False):
         again = lab.adopt(is_dry_run=is_dry_run)
         assert (again.adopted, again.held, troubles(again)) == (0, 4, troubles(report))
+
+
+def test_a_file_whose_name_no_sample_could_have_ends_nothing(lab: Lab) -> None:
+    # case B132
+    lab.file("data_0.pt", [0, 1, 2])
+    lab.file("data_1.pt", [1, 2, 3]).rename(Path(os.fsdecode(os.fsencode(lab.folder) + b"/\xff\xfe_1.pt")))
+    lab.file("line\nbreak_2.pt", [2, 3, 4])
+    report = lab.adopt()
+    assert troubles(report) == {"\\xff\\xfe_1.pt": "unreadable"}
+    assert (report.files, report.adopted, report.exit_code) == (3, 2, 3)
+    assert lab.held().keys() == {"s0", "s2"}
+    assert len(os.listdir(os.fsencode(lab.folder))) == 3
 
 
 def test_rows_are_counted_from_nought_over_repeats_and_unreadable_lines(lab: Lab) -> None:

@@ -14,7 +14,6 @@ from safetensors.numpy import load_file
 from durastore.codec.decode import scan_sample
 from durastore.codec.encode import SampleContext, encode_sample
 from durastore.codec.header import parse_header
-from durastore.dataset import landing as landing_module
 from durastore.dataset import restore as restore_module
 from durastore.dataset.restore import RestoreReport, RestoreRequest, restore_samples
 from durastore.errors import EndpointUnreachable, InvalidInput, StoreMissing
@@ -22,6 +21,7 @@ from durastore.formats.segment import VERBATIM_SCHEMA
 from durastore.fsio.publish import publish
 from durastore.model import Digest, ManifestRow, ObjectFacts, ObjectKey, SampleEntry, SampleId
 from durastore.objectstore.memory import MemoryStore
+from durastore.read import landing as landing_module
 from durastore.testing.faulty import Fault, FaultRule, FaultyStore
 from tests.unit.manifest_bucket import RUN, Bucket, assert_tensors, encode, tensors_of
 

@@ -25,7 +25,8 @@ from durastore.doctor.processes import family_of, look_at_process
 from durastore.doctor.request import DoctorRequest, Examination
 from durastore.doctor.stages import Status, Verdict
 from durastore.errors import RootMismatch, StoreMissing
-from durastore.extract.starts import Start, note_start
+from durastore.extract.job_book import KnownJob, begin_job
+from durastore.extract.starts import Start
 from durastore.formats.spool_root import MOVED_NAME
 from durastore.objectstore.location import BucketUrl
 from durastore.spool.root import SpoolRoot
@@ -65,7 +66,7 @@ def test_a_reboot_since_the_last_start_is_told(root: Path) -> None:
     clock = ManualClock()
     with ExitStack() as stack:
         assert look_at_host(_seen(root, stack, clock=clock)).status is Status.SKIPPED
-        note_start(root, _start(clock))
+        begin_job(root, KnownJob(job="j", start=_start(clock), workers=0, inputs=1))
         assert look_at_host(_seen(root, stack, clock=clock)).status is Status.OK
         clock.advance(60)
         clock.reboot()
@@ -77,7 +78,7 @@ def test_a_reboot_since_the_last_start_is_told(root: Path) -> None:
 
 def test_a_clock_that_went_back_is_told(root: Path) -> None:
     clock = ManualClock()
-    note_start(root, _start(clock))
+    begin_job(root, KnownJob(job="j", start=_start(clock), workers=0, inputs=1))
     clock.step_wall(-3600)
     with ExitStack() as stack:
         verdict = look_at_host(_seen(root, stack, clock=clock))

@@ -37,7 +37,7 @@ class Lab:
         staging.mkdir()
 
     def server(self, kind: str, *, lie: str = "", **settings: Any) -> LabServer:
-        return LabServer(kind, self.staging, lie=lie, settings=settings or None)
+        return LabServer(kind, self.staging, lie=lie, settings=settings)
 
     def look(
         self, url: str | None, *, run: Run | None = RUN, ids: list[int] | None = IDS, is_applied: bool = False
@@ -131,8 +131,12 @@ def test_an_answer_that_is_none_fails(lab: Lab, kind: str, lie: str, code: int, 
         ({"chunked_prefill_size": 8192}, "prompts over 8192 tokens"),
     ],
 )
-def test_settings_that_cut_longer_samples_fail(lab: Lab, settings: dict[str, Any], word: str) -> None:
+@pytest.mark.parametrize("is_newer", [False, True])
+def test_settings_that_cut_longer_samples_fail(
+    lab: Lab, settings: dict[str, Any], word: str, *, is_newer: bool
+) -> None:
     with lab.server("sglang", **settings).running() as server:
+        server.is_newer = is_newer
         report = lab.look(server.url)
     assert report.status is Status.FAILED
     assert word in report.verdict.lines[0]

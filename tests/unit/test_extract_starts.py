@@ -1,19 +1,14 @@
-"""How an extraction was started is on record, without a secret, and leads to the command that goes on."""
+"""How an extraction was started is told without a secret, and leads to the command that goes on."""
 
 from __future__ import annotations
 
-import json
-import sqlite3
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from durastore.clock import SYSTEM_CLOCK
 from durastore.doctor.resume import resumed_command, shell_line
-from durastore.extract.starts import Start, environment_of, load_starts, note_start, without_user_info
-from durastore.extract.work_db import WORK_FILE
+from durastore.extract.starts import Start, environment_of, without_user_info
 
 TYPED = ("durastore", "extract", "train it.jsonl", "--model", "m", "--local", "spool", "--bucket", "s3://b/p")
 
@@ -32,31 +27,6 @@ def _start(folder: Path, *command: str) -> Start:
         model="m",
         max_tokens=40,
     )
-
-
-def test_starts_come_back_the_newest_first(tmp_path: Path) -> None:
-    assert load_starts(tmp_path) == []
-    assert list(tmp_path.iterdir()) == [], "a look makes no file"
-    starts = [replace(_start(tmp_path), pid=number) for number in range(3)]
-    for start in starts:
-        note_start(tmp_path, start)
-    assert load_starts(tmp_path) == starts[::-1]
-
-
-def test_what_cannot_be_read_hides_no_other_start(tmp_path: Path) -> None:
-    note_start(tmp_path, _start(tmp_path))
-    with closing(sqlite3.connect(tmp_path / WORK_FILE)) as conn, conn:
-        for facts in ("{", "[]", '{"stamp": 3}'):
-            conn.execute("INSERT INTO start (time_ns, facts) VALUES (1, ?)", (facts,))
-        text = json.dumps({**json.loads(_start(tmp_path).render()), "of a newer version": 1})
-        conn.execute("INSERT INTO start (time_ns, facts) VALUES (1, ?)", (text,))
-    assert [start.pid for start in load_starts(tmp_path)] == [7, 7]
-
-
-def test_a_file_of_an_older_version_has_no_starts(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / WORK_FILE)) as conn, conn:
-        conn.execute("CREATE TABLE failure (run TEXT)")
-    assert load_starts(tmp_path) == []
 
 
 def test_only_what_is_no_secret_is_kept_of_the_environment() -> None:

@@ -21,8 +21,14 @@ import xxhash
 from durastore.codec.encode import EncodedSample
 from durastore.codec.header import SampleHeader, parse_header
 from durastore.codec.selection import ChunkRead, plan_rows
-from durastore.dataset.pinned import PinnedObject
-from durastore.errors import DiskFailed, DurastoreError, IntegrityError, InvalidInput
+from durastore.errors import (
+    CredentialsRefused,
+    DiskFailed,
+    DurastoreError,
+    EndpointUnreachable,
+    IntegrityError,
+    InvalidInput,
+)
 from durastore.formats.pack import member_name
 from durastore.formats.segment import VERBATIM_SCHEMA
 from durastore.fsio.folder import Folder
@@ -30,9 +36,12 @@ from durastore.fsio.publish import publish, write_all
 from durastore.fsio.relocate import relocate
 from durastore.fsio.sys import SYS
 from durastore.model import Digest, SampleEntry
+from durastore.read.pinned import PinnedObject
 
-__all__ = ["Landed", "Landing", "OpenedPlace", "is_verbatim", "require_same"]
+__all__ = ["FOR_ALL", "FailedSample", "Landed", "Landing", "OpenedPlace", "is_verbatim", "require_same"]
 
+FOR_ALL = (EndpointUnreachable, CredentialsRefused, DiskFailed)
+"""What no other sample would fare better with."""
 _RANGE_BYTES = 32 << 20
 _READ_BYTES = 8 << 20
 _MAX_NAME_BYTES = 255
@@ -46,6 +55,14 @@ class Landed:
     is_new: bool
     fetched_bytes: int
     """What came from the bucket for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedSample:
+    """A sample (or a file that is kept as one) that could not be had, and why."""
+
+    id: str
+    error: DurastoreError
 
 
 class Landing:
