@@ -1,7 +1,7 @@
 """`make bench`: comparisons in one run, printed and written to `build/bench.json`. `--quick` takes fewer turns.
 
-`--reconciling`, `--memory`, `--migrating` (as root, with 20 GB of disk) and `--scale` (`make bench ARGS=--scale`) run
-alone: minutes each, and the last most of an hour with 15 GB.
+`--uploads`, `--reading`, `--reconciling`, `--memory`, `--migrating` (as root, with 20 GB of disk) and `--scale` (`make
+bench ARGS=--scale`) run alone: minutes each, and the last most of an hour with 15 GB.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tests.benchmarks.memory import memory_lines
 from tests.benchmarks.migrating import migrating_lines
 from tests.benchmarks.pairs import Line
 from tests.benchmarks.put import put_lines
+from tests.benchmarks.reading import reading_lines
 from tests.benchmarks.reconciling import reconciling_lines
 from tests.benchmarks.scale import SCALE_PUTS, scale_lines
 from tests.benchmarks.states import hidden_states
@@ -47,6 +48,9 @@ def _long_lines(options: argparse.Namespace) -> Iterator[Line]:
     if options.uploads:
         hidden_states(BUILD / "bench-states.pt")
         yield from upload_lines(BUILD / "bench-states.pt", turns=5, is_quick=options.quick)
+    if options.reading:
+        hidden_states(BUILD / "bench-states.pt")
+        yield from reading_lines(states=BUILD / "bench-states.pt", turns=1 if options.quick else 3)
     if options.reconciling:
         yield from reconciling_lines(turns=3 if options.quick else 5, work=BUILD)
     if options.migrating:
@@ -61,12 +65,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer turns: about three minutes")
     parser.add_argument("--uploads", action="store_true", help="only the uploads")
+    parser.add_argument("--reading", action="store_true", help="only the loaders: about 20 minutes, 20 GB of disk")
     parser.add_argument("--reconciling", action="store_true", help="only the inventories: about ten minutes")
     parser.add_argument("--memory", action="store_true", help="peak memory of a long run beside a short one")
     parser.add_argument("--migrating", action="store_true", help="only a verified migrate beside rsync and cp; as root")
     parser.add_argument("--scale", action="store_true", help="a put after five million others")
     options = parser.parse_args()
-    is_alone = options.memory or options.scale or options.uploads or options.reconciling or options.migrating
+    alone = ("memory", "scale", "uploads", "reading", "reconciling", "migrating")
+    is_alone = any(getattr(options, name) for name in alone)
     lines = []
     for line in _long_lines(options) if is_alone else _lines(7 if options.quick else _TURNS):
         mark = "met" if line.is_met else "MISSED"
