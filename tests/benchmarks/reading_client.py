@@ -48,13 +48,20 @@ def _durastore(given: argparse.Namespace) -> Any:
     return importlib.import_module("durastore").Dataset(f"s3://{given.place}", endpoint_url=given.endpoint_url)
 
 
+def _durastore_threads(given: argparse.Namespace) -> Batches:
+    """Without worker processes: threads fetch, check and decode ahead."""
+    stream = _durastore(given).iterable(shuffle=SEED, batch_size=BATCH, block=given.block)
+    return DataLoader(stream, batch_size=BATCH, collate_fn=_states)
+
+
 def _durastore_map(given: argparse.Namespace) -> Batches:
     dataset = _durastore(given)
     return _loader(dataset, sampler=dataset.sampler(shuffle=SEED), collate_fn=_states)
 
 
 def _durastore_stream(given: argparse.Namespace) -> Batches:
-    return _loader(_durastore(given).iterable(shuffle=SEED, batch_size=BATCH), collate_fn=_states)
+    stream = _durastore(given).iterable(shuffle=SEED, batch_size=BATCH, block=given.block)
+    return _loader(stream, collate_fn=_states)
 
 
 def _read_bytes(item: Any) -> torch.Tensor:
@@ -111,8 +118,9 @@ def _webdataset(given: argparse.Namespace) -> Batches:
 
 
 LOADERS: dict[str, tuple[str, str, Callable[[argparse.Namespace], Batches]]] = {
-    "durastore": ("durastore", "durastore", _durastore_stream),
-    "durastore-map": ("durastore", "durastore", _durastore_map),
+    "durastore": ("durastore", "durastore", _durastore_threads),
+    "durastore, 2 workers": ("durastore", "durastore", _durastore_stream),
+    "durastore, 2 workers, map": ("durastore", "durastore", _durastore_map),
     "s3torchconnector": ("s3torchconnector", "s3torchconnector", _s3torchconnector),
     "mosaicml": ("mosaicml-streaming", "streaming", _mosaicml),
     "litdata": ("litdata", "litdata", _litdata),
@@ -140,6 +148,7 @@ def main() -> None:
     parser.add_argument("--place", required=True, help="bucket/prefix")
     parser.add_argument("--endpoint-url", required=True)
     parser.add_argument("--cache", required=True, help="an empty folder for loaders that fetch whole shards")
+    parser.add_argument("--block", type=int, required=True, help="of durastore's streams")
     parser.add_argument("--shards", type=int, default=0)
     parser.add_argument("--s5cmd", default="s5cmd")
     parser.add_argument("--limit-s", type=float, required=True, help="an epoch that takes longer is cut here")
