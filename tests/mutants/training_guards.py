@@ -116,7 +116,7 @@ TRAINING = (
         file="durastore/dataset/selection.py",
         before="    layout = np.lexsort((offsets, rank[keys.indices.to_numpy()])).astype(np.int64)\n",
         after="    layout = np.arange(len(offsets))\n",
-        tests=(f"{_STREAM_TESTS}::test_blocks_are_read_by_a_request_each",),
+        tests=(f"{_STREAM_TESTS}::test_blocks_follow_the_bucket_and_not_the_ids",),
     ),
     Mutant(
         name="damaged-transfer-not-read-again",

@@ -147,6 +147,22 @@ def _tangled() -> Bucket:
     return bucket
 
 
+def test_blocks_follow_the_bucket_and_not_the_ids() -> None:
+    bucket = _tangled()
+    with Dataset(f"{bucket.store.url}/{bucket.prefix}") as dataset:
+        few = dataset.select(ids=[f"s{i * 7 % COUNT:02d}" for i in range(3, 33)])
+        for one in (dataset, few, dataset.select(ids=[])):
+            layout = one.sampler(shuffle=5, block=2).course.layout
+            assert layout is not None
+            assert sorted(layout.tolist()) == list(range(len(one)))
+            places = [(row.object.key, row.entry.offset) for row in one.rows(layout.tolist())]
+            assert places == sorted(places)
+    empty = Bucket(MemoryStore.named(f"empty-{secrets.token_hex(4)}"))
+    empty.mark()
+    with Dataset(f"{empty.store.url}/{empty.prefix}") as dataset:
+        assert list(dataset.iterable(shuffle=5, block=2)) == []
+
+
 def _requests(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The length of every range that is asked for from here on."""
     asked: list[int] = []
