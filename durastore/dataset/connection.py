@@ -7,7 +7,6 @@ opened: a client used on both sides of a fork gives wrong bytes or hangs.
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from durastore.clock import SYSTEM_CLOCK
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
 from durastore.objectstore.port import ObjectStore
 from durastore.objectstore.retrying import RetryingStore, RetryPolicy
+from durastore.read.requests import RequestPool
 
 __all__ = ["Connection"]
 
@@ -22,7 +22,7 @@ __all__ = ["Connection"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Handles:
     store: ObjectStore
-    pool: ThreadPoolExecutor
+    pool: RequestPool
 
 
 class Connection:
@@ -41,7 +41,7 @@ class Connection:
         return self._handles().store
 
     @property
-    def pool(self) -> ThreadPoolExecutor:
+    def pool(self) -> RequestPool:
         return self._handles().pool
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class Connection:
             return found
         opened = _Handles(
             store=RetryingStore(open_object_store(self._place, s3=self._s3), policy=RetryPolicy(), clock=SYSTEM_CLOCK),
-            pool=ThreadPoolExecutor(max_workers=self._max_requests, thread_name_prefix="durastore-dataset"),
+            pool=RequestPool(self._max_requests),
         )
         kept = self._by_pid.setdefault(pid, opened)
         if kept is not opened:  # two threads at once: nothing was sent on the second one yet

@@ -8,12 +8,12 @@ Pure. Must never count a sample as read that the training loop was not given.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
-from durastore.dataset.order import EpochOrder, Positions
+from durastore.dataset.order import MIXED_BLOCKS, EpochOrder, Positions
 from durastore.dataset.share import Share
 from durastore.errors import ConfigError, InvalidInput
 from durastore.model import Digest
@@ -51,12 +51,18 @@ class Course:
     shuffle: int | None
     share: Share
     uneven: Uneven = "pad"
+    block: int = 1
+    """Neighbours in the bucket that are shuffled as one (`EpochOrder`); 1: every sample by itself."""
+    layout: Positions | None = field(default=None, compare=False, repr=False)
+    """The positions in the order in which they lie in the bucket, where they are shuffled in blocks."""
 
     def __post_init__(self) -> None:
         if self.uneven not in ("pad", "drop"):
             raise ConfigError(f"uneven={self.uneven!r}", hint="'pad' or 'drop'")
         if self.shuffle is not None and (isinstance(self.shuffle, bool) or not isinstance(self.shuffle, int)):
             raise ConfigError(f"shuffle={self.shuffle!r}", hint="the seed, a whole number; None reads in order of ids")
+        if self.block < 1 or (self.block > 1 and (self.shuffle is None or self.layout is None)):
+            raise ConfigError(f"block={self.block}", hint="at least 1; more than 1 only with a seed to shuffle by")
         if self.uneven == "drop" and 0 < self.size < self.share.world_size:
             raise ConfigError(f"{self.size} samples for {self.share.world_size} ranks", hint="use uneven='pad'")
 
@@ -67,9 +73,16 @@ class Course:
 
     def positions(self, place: Place, own: Positions) -> Positions:
         """The positions of this rank's samples number `own` (0 to count - 1) after `place`."""
-        order = EpochOrder(self.size, self.shuffle, place.epoch)
-        ordinals = place.taken + own * self.share.world_size + self.share.rank
-        return order.positions(np.remainder(ordinals, max(self.size, 1)))
+        order = EpochOrder(self.size, self.shuffle, place.epoch, self.block)
+        found = order.positions(self._ordinals(place, own))
+        return found if self.layout is None else self.layout[found]
+
+    def windows(self, place: Place, own: Positions) -> Positions:
+        """For each of these samples the number of the blocks that it is mixed with: equal ones lie in a few places."""
+        return self._ordinals(place, own) // (MIXED_BLOCKS * self.block)
+
+    def _ordinals(self, place: Place, own: Positions) -> Positions:
+        return np.remainder(place.taken + own * self.share.world_size + self.share.rank, max(self.size, 1))
 
     def after(self, place: Place, own: int) -> Place:
         """Where the run stands when each rank was given `own` samples after `place`."""
@@ -85,6 +98,7 @@ class Course:
             "selection": self.selection.hex,
             "samples": self.size,
             "shuffle": self.shuffle,
+            **({"block": self.block} if self.block > 1 else {}),  # absent in states of versions without blocks
             "epoch": place.epoch,
             "taken": place.taken,
         }
@@ -94,12 +108,13 @@ class Course:
         if not isinstance(state, Mapping) or state.get("format") != STATE_FORMAT:
             raise InvalidInput("not a training state of this version", hint=f"it should say {STATE_FORMAT}")
         here = self.render(START)
-        others = [name for name in ("snapshot", "selection", "samples", "shuffle") if state.get(name) != here[name]]
+        names = ("snapshot", "selection", "samples", "shuffle", "block")
+        others = [name for name in names if state.get(name) != here.get(name)]
         if others:
-            said = ", ".join(f"{name} {state.get(name)!r} (here {here[name]!r})" for name in others)
+            said = ", ".join(f"{name} {state.get(name)!r} (here {here.get(name)!r})" for name in others)
             raise InvalidInput(
                 f"the training state is of other samples or another order: {said}",
-                hint="open the dataset with the same snapshot=, selection and shuffle= as in that run",
+                hint="open the dataset with the same snapshot=, selection, shuffle= and block= as in that run",
             )
         epoch, taken = state.get("epoch"), state.get("taken")
         if not (_is_count(epoch) and _is_count(taken) and taken <= self.size):

@@ -22,7 +22,7 @@ from durastore.dataset.course import Course, Uneven
 from durastore.dataset.inputs import InputIndex
 from durastore.dataset.order import Positions
 from durastore.dataset.sampler import EpochSampler
-from durastore.dataset.selection import Where, positions_of, positions_where, selection_digest
+from durastore.dataset.selection import Where, layout_of, positions_of, positions_where, selection_digest
 from durastore.dataset.share import find_share
 from durastore.dataset.stream import SampleStream, StreamOptions
 from durastore.errors import ConfigError, InvalidInput, SampleAbsent, StoreMissing
@@ -145,6 +145,11 @@ class Dataset:
         at = self._at(index)
         return self._view.row_at(at if self._positions is None else int(self._positions[at]))
 
+    def rows(self, indices: Sequence[SupportsIndex | str]) -> list[ManifestRow]:
+        """The manifest rows of many positions or ids, in their order; each costs a fraction of `row`."""
+        at = np.array([self._at(index) for index in indices], dtype=np.int64)
+        return self._view.rows_at((at if self._positions is None else self._positions[at]).tolist())
+
     def select(
         self,
         *,
@@ -185,7 +190,7 @@ class Dataset:
 
     def __getitems__(self, indices: Sequence[SupportsIndex | str]) -> list[Sample]:
         """A batch, fetched in parallel with neighbours sharing requests; torch's fetcher calls this."""
-        rows = [self.row(index) for index in indices]
+        rows = self.rows(indices)
         connection = self._connection
         return fetch_samples(connection.store, rows, wanted=self._wanted, pool=connection.pool, shelf=self._shelf)
 
@@ -207,7 +212,8 @@ class Dataset:
         """A sampler for a `DataLoader` of this dataset: one rank's samples, resumable (`docs/training.md`).
 
         `shuffle` is the seed of the order (None: in order of ids). `rank` and `world_size` are found in an initialised
-        torch.distributed or torchrun's environment where they are not given. `uneven`: "pad" or "drop", see `Course`.
+        torch.distributed or torchrun's environment where they are not given. `uneven` ("pad" or "drop"), `block`: see
+        `Course`.
         """
         return EpochSampler(self._course(shuffle, **share))
 
@@ -216,7 +222,7 @@ class Dataset:
     ) -> SampleStream:
         """One rank's samples as a stream that fetches ahead, resumable; torch's `IterableDataset` where torch is there.
 
-        `shuffle`, `rank`, `world_size` and `uneven` as for `sampler`; the rest as for `StreamOptions`.
+        `shuffle`, `rank`, `world_size`, `uneven` and `block` as for `sampler`; the rest as for `StreamOptions`.
         """
         options = StreamOptions(batch_size=batch_size, prefetch_bytes=prefetch_bytes)
         if not has_torch():
@@ -232,6 +238,7 @@ class Dataset:
         rank: int | None = None,
         world_size: int | None = None,
         uneven: Uneven = "pad",
+        block: int = 1,
     ) -> Course:
         return Course(
             snapshot=self._snapshot.id,
@@ -240,6 +247,8 @@ class Dataset:
             shuffle=shuffle,
             share=find_share(rank, world_size),
             uneven=uneven,
+            block=block,
+            layout=None if block == 1 else layout_of(self._view, self._positions),
         )
 
     def __iter__(self) -> Iterator[Sample]:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from durastore.dataset.order import Positions
 from durastore.errors import InvalidInput, SampleAbsent
 from durastore.manifest.view import ResolvedView
 from durastore.model import Digest, SampleId, parse_json
 
-__all__ = ["Where", "positions_of", "positions_where", "selection_digest"]
+__all__ = ["Where", "layout_of", "positions_of", "positions_where", "selection_digest"]
 
 Where = Mapping[str, Any] | Callable[[dict[str, Any]], bool]
 """What the meta of a sample has to be: equal in these members, or something the callable says yes to."""
@@ -50,6 +51,24 @@ def positions_where(view: ResolvedView, where: Where) -> Positions:
         found.append(np.flatnonzero(fits[encoded.indices.to_numpy()]) + start)
         start += len(encoded)
     return np.concatenate(found)
+
+
+def layout_of(view: ResolvedView, positions: Positions | None) -> Positions:
+    """The numbers 0 to n - 1 of these positions (None: all) in the order in which the samples lie in the bucket."""
+    columns = [(batch.column("key"), batch.column("offset")) for batch in view.batches(["key", "offset"])]
+    if not columns:
+        return np.empty(0, dtype=np.int64)
+    keys = pa.chunked_array([chunk for key, _ in columns for chunk in key.chunks]).combine_chunks().dictionary_encode()
+    names: list[Any] = keys.dictionary.to_pylist()
+    rank = np.empty(len(names), dtype=np.int64)
+    rank[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
+    offsets = np.concatenate([offset.to_numpy() for _, offset in columns])
+    layout = np.lexsort((offsets, rank[keys.indices.to_numpy()])).astype(np.int64)
+    if positions is None:
+        return layout
+    place = np.empty(len(layout), dtype=np.int64)
+    place[layout] = np.arange(len(layout))
+    return np.argsort(place[positions], kind="stable").astype(np.int64)
 
 
 def selection_digest(positions: Positions | None) -> Digest:

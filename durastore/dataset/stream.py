@@ -31,7 +31,7 @@ _GROUP_SAMPLES = 64
 class RowSource(Protocol):
     """Where a stream gets its rows and samples."""
 
-    def row(self, index: int) -> ManifestRow: ...
+    def rows(self, indices: Sequence[int]) -> list[ManifestRow]: ...
 
     def serve(self, rows: Sequence[ManifestRow]) -> list[ServedSample]:
         """Begin to fetch these samples; each is had by its `result`."""
@@ -171,25 +171,29 @@ class SampleStream(Standing):
                     one.cancel()
 
     def _groups(self, lane: _Lane, start: Place, *, done: int) -> Iterator[list[ManifestRow]]:
-        limit = min(_GROUP_BYTES, max(1, self._options.prefetch_bytes // 2))
+        has_blocks = self._course.block > 1
+        limit = max(1, self._options.prefetch_bytes // 2)
+        limit, most = (limit, _CHUNK * 64) if has_blocks else (min(_GROUP_BYTES, limit), _GROUP_SAMPLES)
         group: list[ManifestRow] = []
-        size = 0
-        for position in self._positions(lane, start, done=done):
-            row = self._source.row(position)
-            if group and (size + row.entry.length > limit or len(group) == _GROUP_SAMPLES):
+        size, of_group = 0, 0
+        for row, window in self._rows(lane, start, done=done):
+            # samples of one window are neighbours, so they are asked for together
+            is_next = has_blocks and window != of_group
+            if group and (is_next or size + row.entry.length > limit or len(group) == most):
                 yield group
                 group, size = [], 0
             group.append(row)
-            size += row.entry.length
+            size, of_group = size + row.entry.length, window
         if group:
             yield group
 
-    def _positions(self, lane: _Lane, start: Place, *, done: int) -> Iterator[int]:
+    def _rows(self, lane: _Lane, start: Place, *, done: int) -> Iterator[tuple[ManifestRow, int]]:
         count = self._course.count(start)
         while True:
             own = lane.own(np.arange(done, done + _CHUNK, dtype=np.int64), self._options.batch_size)
             own = own[own < count]
-            yield from self._course.positions(start, own).tolist()
+            rows = self._source.rows(self._course.positions(start, own).tolist())
+            yield from zip(rows, self._course.windows(start, own).tolist(), strict=True)
             if len(own) < _CHUNK:
                 return
             done += _CHUNK

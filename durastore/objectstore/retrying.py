@@ -35,6 +35,7 @@ from durastore.objectstore.port import (
     PartReply,
     WriteReply,
 )
+from durastore.objectstore.ranges import RangesReader, Span
 
 __all__ = ["RetryPolicy", "RetryingReader", "RetryingStore"]
 
@@ -207,6 +208,13 @@ class RetryingStore:
         self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None
     ) -> Iterator[bytes]:
         return self._reader.fetch_chunks(key, chunk_bytes=chunk_bytes, version_id=version_id)
+
+    def fetch_ranges(self, key: ObjectKey, spans: Sequence[Span]) -> Sequence[memoryview]:
+        """See `objectstore.ranges`."""
+        store = self._store
+        if not isinstance(store, RangesReader):  # each with a budget of its own
+            return [memoryview(self.fetch(key, offset=start, length=stop - start)) for start, stop in spans]
+        return _call(lambda: store.fetch_ranges(key, spans), self._attempts())
 
     def list(self, prefix: str, *, start_after: str | None = None) -> Iterator[ListPage]:
         """Each page has a budget of its own; a page that failed is asked for again where it was."""

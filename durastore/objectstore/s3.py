@@ -19,6 +19,7 @@ from durastore.objectstore.folders import FolderPage
 from durastore.objectstore.listing import Listing
 from durastore.objectstore.location import S3Options
 from durastore.objectstore.port import Body, ObjectReader, ObjectStat, OpenUpload, PartReply, WriteReply
+from durastore.objectstore.ranges import Span
 from durastore.objectstore.s3_client import Connector
 from durastore.objectstore.s3_list import fetch_folder, open_columns, open_listing
 from durastore.objectstore.s3_read import S3Reader, server_time_of
@@ -73,6 +74,10 @@ class S3Store:
         version_id: str | None = None,
     ) -> bytes:
         return self._reader.fetch(key, offset=offset, length=length, if_match=if_match, version_id=version_id)
+
+    def fetch_ranges(self, key: ObjectKey, spans: Sequence[Span]) -> Sequence[memoryview]:
+        """See `objectstore.ranges`."""
+        return self._reader.fetch_ranges(key, spans)
 
     def fetch_chunks(
         self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from durastore.clock import SYSTEM_CLOCK
 from durastore.errors import ConfigError, CredentialsRefused, DurastoreError, IntegrityError, RequestRefused
 from durastore.model import ObjectKey
 from durastore.objectstore.classify import classify
+from durastore.objectstore.ranges import Span
 from durastore.objectstore.s3_client import Connector
 
 if TYPE_CHECKING:
@@ -68,6 +70,23 @@ class RangedReads:
         if span != asked or len(data) != stop - start:
             raise IntegrityError(f"get {key}: {len(data)} bytes came instead of {stop - start} at offset {start}")
         return data
+
+    def fetch_ranges(self, key: ObjectKey, spans: Sequence[Span]) -> Sequence[memoryview]:
+        """See `objectstore.ranges`: one call of obstore's costs half of as many calls as spans, and copies nothing."""
+        import obstore
+
+        starts, stops = zip(*spans, strict=True)
+        try:
+            # Only what touches is joined: who asks has said which holes are worth reading.
+            pieces = obstore.get_ranges(self._reader, key.text, starts=starts, ends=stops, coalesce=0)
+        except Exception as exc:  # noqa: BLE001  # every one is classified and raised
+            error = _error_of(exc, key, start=starts[0])
+            raise error from _cause(exc, error)
+        found = [memoryview(piece) for piece in pieces]
+        for (start, stop), data in zip(spans, found, strict=True):
+            if len(data) != stop - start:
+                raise IntegrityError(f"get {key}: {len(data)} bytes came instead of {stop - start} at offset {start}")
+        return found
 
 
 def _error_of(exc: Exception, key: ObjectKey, *, start: int) -> DurastoreError:

@@ -6,7 +6,7 @@ named it so. Must never retry: `retrying` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -15,6 +15,7 @@ from durastore.model import ObjectKey
 from durastore.objectstore.classify import classify
 from durastore.objectstore.per_process import PerProcess
 from durastore.objectstore.port import ObjectStat
+from durastore.objectstore.ranges import Span
 from durastore.objectstore.s3_body import open_body
 from durastore.objectstore.s3_client import Connector
 from durastore.objectstore.s3_ranged import RangedReads, is_usable
@@ -94,6 +95,12 @@ class S3Reader:
         given = {"IfMatch": if_match, "VersionId": version_id}
         conditions = {name: value for name, value in given.items() if value is not None}
         return open_body(self.client(), key, bucket=self._bucket, span=(offset, stop), conditions=conditions).read()
+
+    def fetch_ranges(self, key: ObjectKey, spans: Sequence[Span]) -> Sequence[memoryview]:
+        """See `objectstore.ranges`."""
+        if is_usable():
+            return self._ranged.get().fetch_ranges(key, spans)
+        return [memoryview(self.fetch(key, offset=start, length=stop - start)) for start, stop in spans]
 
     def fetch_chunks(
         self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None

@@ -6,14 +6,16 @@ a status as proof of bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from durastore.errors import IntegrityError, ObjectAbsent
 from durastore.model import VERBATIM_SCHEMA, ManifestRow, ObjectKey, Sample
 from durastore.objectstore.port import ObjectReader
+from durastore.objectstore.ranges import fetch_ranges
+from durastore.read.requests import RequestPool
 from durastore.read.sample import ReadAt, Wanted, read_checked, read_sample
 
 __all__ = [
@@ -31,6 +33,8 @@ _Outcome = Sample | Exception
 
 _BATCH_BYTES = 16 << 20
 _GAP_BYTES = 64 << 10
+_CALL_BYTES = 4 << 20
+_CALL_RANGES = 8  # fewer than obstore asks for at one time
 
 
 class Shelf(Protocol):
@@ -171,7 +175,7 @@ class ServedSample:
 
 
 def serve_samples(
-    reader: ObjectReader, batch: Sequence[ManifestRow], *, wanted: Wanted, pool: Executor, shelf: Shelf | None = None
+    reader: ObjectReader, batch: Sequence[ManifestRow], *, wanted: Wanted, pool: RequestPool, shelf: Shelf | None = None
 ) -> list[ServedSample]:
     """Begin to fetch the samples of `batch` on `pool`, neighbours sharing requests; each in its place of the list.
 
@@ -180,15 +184,18 @@ def serve_samples(
     """
     work = _Work(reader=reader, batch=batch, wanted=wanted, shelf=shelf)
     served: list[ServedSample | None] = [None] * len(batch)
-    for shared in _plan(batch, wanted=wanted, shelf=shelf):
-        part = pool.submit(work.fetch, shared)
-        for at in shared.members:
+    alone, shared = _plan(batch, wanted=wanted, shelf=shelf)
+    for at in alone:
+        served[at] = ServedSample(pool.begin(1, work.fetch_alone, at), at)
+    for call in _calls(shared, most=min(_CALL_RANGES, pool.max_requests)):
+        part = pool.begin(len(call), work.fetch, call)
+        for at in (at for span in call for at in span.members):
             served[at] = ServedSample(part, at)
     return [one for one in served if one is not None]
 
 
 def fetch_samples(
-    reader: ObjectReader, batch: Sequence[ManifestRow], *, wanted: Wanted, pool: Executor, shelf: Shelf | None = None
+    reader: ObjectReader, batch: Sequence[ManifestRow], *, wanted: Wanted, pool: RequestPool, shelf: Shelf | None = None
 ) -> list[Sample]:
     """The samples of `batch`, in its order, fetched in parallel on `pool`. Checks and raises like `fetch_sample`."""
     served = serve_samples(reader, batch, wanted=wanted, pool=pool, shelf=shelf)
@@ -199,18 +206,31 @@ def fetch_samples(
             one.cancel()
 
 
-def _plan(batch: Sequence[ManifestRow], *, wanted: Wanted, shelf: Shelf | None) -> tuple[BatchRange, ...]:
-    alone = [
-        BatchRange(key=row.object.key, offset=row.entry.offset, length=row.entry.length, members=(at,))
-        for at, row in enumerate(batch)
-        if not wanted.is_everything or (shelf is not None and shelf.has(row))
-    ]
-    if len(alone) == len(batch):
-        return tuple(alone)
-    taken = {part.members[0] for part in alone}
-    rest = [at for at in range(len(batch)) if at not in taken]
+def _plan(
+    batch: Sequence[ManifestRow], *, wanted: Wanted, shelf: Shelf | None
+) -> tuple[list[int], tuple[BatchRange, ...]]:
+    """The positions of what is read by itself: parts, what may be on the shelf, what is large; ranges for the rest."""
+    alone: list[int] = []
+    rest: list[int] = []
+    for at, row in enumerate(batch):
+        is_large = row.entry.length > _BATCH_BYTES
+        is_alone = is_large or not wanted.is_everything or (shelf is not None and shelf.has(row))
+        (alone if is_alone else rest).append(at)
     shared = plan_batch([batch[at] for at in rest])
-    return (*alone, *(replace(part, members=tuple(rest[at] for at in part.members)) for part in shared))
+    return alone, tuple(replace(part, members=tuple(rest[at] for at in part.members)) for part in shared)
+
+
+def _calls(shared: Sequence[BatchRange], *, most: int) -> Iterator[tuple[BatchRange, ...]]:
+    """Ranges of one object together, as many as one call asks for at one time."""
+    call: list[BatchRange] = []
+    for part in shared:
+        size = sum(one.length for one in call) + part.length
+        if call and (part.key != call[0].key or len(call) == most or size > _CALL_BYTES):
+            yield tuple(call)
+            call = []
+        call.append(part)
+    if call:
+        yield tuple(call)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,15 +242,24 @@ class _Work:
     wanted: Wanted
     shelf: Shelf | None
 
-    def fetch(self, shared: BatchRange) -> dict[int, _Outcome]:
-        data = self._shared_bytes(shared) if len(shared.members) > 1 else None
-        return {at: self._outcome(at, data, start=shared.offset) for at in shared.members}
+    def fetch(self, call: tuple[BatchRange, ...]) -> dict[int, _Outcome]:
+        pieces = self._bytes_of(call)
+        return {
+            at: self._outcome(at, data, start=part.offset)
+            for part, data in zip(call, pieces, strict=True)
+            for at in part.members
+        }
 
-    def _shared_bytes(self, shared: BatchRange) -> memoryview | None:
+    def fetch_alone(self, at: int) -> dict[int, _Outcome]:
+        return {at: self._outcome(at, None, start=0)}
+
+    def _bytes_of(self, call: tuple[BatchRange, ...]) -> Sequence[memoryview | None]:
         try:
-            return memoryview(self.reader.fetch(shared.key, offset=shared.offset, length=shared.length))
+            return fetch_ranges(
+                self.reader, call[0].key, spans=[(part.offset, part.offset + part.length) for part in call]
+            )
         except (IntegrityError, ObjectAbsent):
-            return None  # the members are then read one by one, which names the sample at fault
+            return [None] * len(call)  # the members are then read one by one, which names the sample at fault
 
     def _outcome(self, at: int, data: memoryview | None, *, start: int) -> _Outcome:
         row = self.batch[at]

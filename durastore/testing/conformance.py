@@ -18,6 +18,7 @@ from durastore.errors import IntegrityError, InvalidInput, ObjectAbsent, ObjectE
 from durastore.model import ObjectKey
 from durastore.objectstore.crc import crc64nvme_b64
 from durastore.objectstore.port import WRITE_ID, ObjectStat, ObjectStore, PartReply
+from durastore.objectstore.ranges import fetch_ranges
 
 __all__ = ["ODD_KEYS", "ObjectStoreTests"]
 
@@ -107,6 +108,8 @@ class ObjectStoreTests:
         for offset, length in ((0, 1), (0, 10_000), (9_999, 1), (4_095, 4_098), (1, None), (9_999, None), (500, 0)):
             stop = None if length is None else offset + length
             assert store.fetch(key, offset=offset, length=length) == body[offset:stop]
+        spans = [(0, 1), (5_000, 10_000), (4_095, 5_000), (1, 4)]
+        assert list(map(bytes, fetch_ranges(store, key, spans=spans))) == [body[start:stop] for start, stop in spans]
 
     def test_a_range_the_object_does_not_hold_is_refused(self, store: ObjectStore, prefix: str) -> None:
         key = ObjectKey(f"{prefix}/short")
@@ -114,6 +117,11 @@ class ObjectStoreTests:
         for offset, length in ((0, 11), (9, 2), (10, 1), (1_000_000, 5), (10, None)):
             with pytest.raises(IntegrityError):
                 store.fetch(key, offset=offset, length=length)
+            if length is not None:
+                with pytest.raises(IntegrityError):
+                    fetch_ranges(store, key, spans=[(0, 1), (offset, offset + length)])
+        with pytest.raises(ObjectAbsent):
+            fetch_ranges(store, ObjectKey(f"{prefix}/absent"), spans=[(0, 1), (4, 5)])
 
     def test_chunks_make_up_the_object(self, store: ObjectStore, prefix: str) -> None:
         key, body = ObjectKey(f"{prefix}/chunked"), secrets.token_bytes(300_001)

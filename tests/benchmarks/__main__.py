@@ -1,6 +1,6 @@
 """`make bench`: comparisons in one run, printed and written to `build/bench.json`. `--quick` takes fewer turns.
 
-`--reconciling`, `--memory`, `--monitoring` (the page), `--migrating` (as root, with 20 GB of disk) and `--scale`
+`--uploads`, `--reading`, `--reconciling`, `--memory`, `--monitoring` (the page), `--migrating` (as root, with 20 GB of disk) and `--scale`
 (`make bench ARGS=--scale`) run alone: minutes each, and the last most of an hour with 15 GB.
 """
 
@@ -22,6 +22,7 @@ from tests.benchmarks.migrating import migrating_lines
 from tests.benchmarks.monitoring import monitoring_lines, why_no_browser
 from tests.benchmarks.pairs import Line
 from tests.benchmarks.put import put_lines
+from tests.benchmarks.reading import reading_lines
 from tests.benchmarks.reconciling import reconciling_lines
 from tests.benchmarks.scale import SCALE_PUTS, scale_lines
 from tests.benchmarks.states import hidden_states
@@ -50,6 +51,9 @@ def _long_lines(options: argparse.Namespace) -> Iterator[Line]:
     if options.uploads:
         hidden_states(BUILD / "bench-states.pt")
         yield from upload_lines(BUILD / "bench-states.pt", turns=5, is_quick=options.quick)
+    if options.reading:
+        hidden_states(BUILD / "bench-states.pt")
+        yield from reading_lines(states=BUILD / "bench-states.pt", turns=1 if options.quick else 3)
     if options.reconciling:
         yield from reconciling_lines(turns=3 if options.quick else 5, work=BUILD)
     if options.adopting:
@@ -72,6 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer turns: about three minutes")
     parser.add_argument("--uploads", action="store_true", help="only the uploads")
+    parser.add_argument("--reading", action="store_true", help="only the loaders: about 20 minutes, 20 GB of disk")
     parser.add_argument("--reconciling", action="store_true", help="only the inventories: about ten minutes")
     parser.add_argument("--adopting", action="store_true", help="only adopting files beside rclone copy and check")
     parser.add_argument("--memory", action="store_true", help="peak memory of a long run beside a short one")
@@ -79,7 +84,7 @@ def main() -> None:
     parser.add_argument("--monitoring", action="store_true", help="the monitor's page, for ten minutes")
     parser.add_argument("--scale", action="store_true", help="a put after five million others")
     options = parser.parse_args()
-    alone = ("memory", "scale", "uploads", "reconciling", "adopting", "migrating", "monitoring")
+    alone = ("memory", "scale", "uploads", "reconciling", "adopting", "migrating", "monitoring", "reading")
     is_alone = any(getattr(options, name) for name in alone)
     lines = []
     for line in _long_lines(options) if is_alone else _lines(7 if options.quick else _TURNS):

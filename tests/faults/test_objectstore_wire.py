@@ -11,6 +11,7 @@ from durastore.clock import ManualClock
 from durastore.model import ObjectKey
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
 from durastore.objectstore.port import ObjectReader, ObjectStore
+from durastore.objectstore.ranges import fetch_ranges
 from durastore.objectstore.retrying import RetryingStore, RetryPolicy
 from durastore.objectstore.s3_client import Connector
 from tests.faults.objectstore_scripted import DATE_S, Answer, ScriptedS3, SeenRequest, error_body
@@ -255,6 +256,21 @@ def test_another_range_is_refused(server: ScriptedS3, store: ObjectStore, answer
     server.script(answer)
     with pytest.raises(errors.IntegrityError):
         store.fetch(KEY, offset=0, length=100)
+    server.script(answer)
+    with pytest.raises(errors.IntegrityError):
+        fetch_ranges(store, KEY, spans=[(0, 100)])
+
+
+def test_of_several_ranges_none_is_given_where_one_is_another(server: ScriptedS3, store: ObjectStore) -> None:
+    def answer(request: SeenRequest) -> Answer:
+        start, stop = (int(text) for text in request.headers["range"].removeprefix("bytes=").split("-"))
+        return _ranged(start, stop) if start else _ranged(100, 199)
+
+    server.script(answer)
+    spans = [(500, 600), (300, 400)]
+    assert [bytes(data) for data in fetch_ranges(store, KEY, spans=spans)] == [BODY[500:600], BODY[300:400]]
+    with pytest.raises(errors.IntegrityError):
+        fetch_ranges(store, KEY, spans=[*spans, (0, 100)])
 
 
 def test_a_cut_range_is_asked_for_again_and_another_one_is_not_taken_for_it(

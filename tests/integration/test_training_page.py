@@ -35,11 +35,12 @@ def test_the_code_of_the_page_runs(seaweed: SeaweedServer, bucket: str, tmp_path
         assert shown in text
         text = text.replace(shown, real)
     blocks: list[str] = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 8
     space: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "training.md", "exec"), space)  # noqa: S102 - our own documentation
     assert len(space["train"]) == 15  # type: ignore[arg-type]  # the page has no types
     assert len(space["two"]) == 2  # type: ignore[arg-type]  # the page has no types
     assert space["state"]["epoch"] == 1  # type: ignore[index]  # the page has no types
+    assert len(list(space["stream"])) == 15  # type: ignore[call-overload]  # the page has no types
     assert len(list(space["cached"])) == 20  # type: ignore[call-overload]  # the page has no types

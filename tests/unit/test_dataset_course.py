@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import types
@@ -104,6 +105,27 @@ def test_the_state_of_another_run_is_refused(change: dict[str, object]) -> None:
     for other in nothing:
         with pytest.raises(InvalidInput):
             course(100).parse(other)  # type: ignore[arg-type]  # the point
+
+
+def test_blocks_are_part_of_the_state() -> None:
+    layout = np.arange(100)[::-1].copy()
+
+    def of(block: int) -> Course:
+        share = Share(rank=0, world_size=1)
+        return Course(
+            snapshot=SNAPSHOT, selection=ALL, size=100, shuffle=3, share=share, block=block, layout=layout[: block * 99]
+        )
+
+    place = Place(epoch=2, taken=40)
+    state = of(5).render(place)
+    assert of(5).parse(state) == place
+    for other, reader in ((state, course(100)), (state, of(4)), (course(100).render(place), of(5))):
+        with pytest.raises(InvalidInput, match="block"):
+            reader.parse(other)
+    with pytest.raises(ConfigError, match="block=5"):
+        dataclasses.replace(of(5), shuffle=None)
+    with pytest.raises(ConfigError, match="block=0"):
+        dataclasses.replace(of(5), block=0)
 
 
 def test_a_remainder_is_padded_or_dropped_as_said() -> None:

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durastore.dataset.order import EpochOrder
+from durastore.dataset.order import MIXED_BLOCKS, EpochOrder
 from durastore.errors import InvalidInput
 
 GOLDEN_TEN = [3, 7, 0, 2, 4, 6, 1, 8, 9, 5]
+GOLDEN_BLOCKS = [7, 1, 8, 2, 0, 4, 6, 3, 5, 9, 10]
 GOLDEN_MILLION = [389397, 450986, 900927]
 
 
@@ -47,6 +48,34 @@ def test_the_order_is_the_same_in_every_version() -> None:
     """Training states of earlier runs count on these: never adapt them, make a new format of the state."""
     assert _all(EpochOrder(10, 17, 0)) == GOLDEN_TEN
     assert EpochOrder(1_000_000, 17, 5).positions(np.array([0, 1, 999_999])).tolist() == GOLDEN_MILLION
+
+
+def test_the_order_of_blocks_is_the_same_in_every_version() -> None:
+    assert _all(EpochOrder(11, 17, 0, block=3)) == GOLDEN_BLOCKS
+
+
+@given(size=st.integers(0, 3_000), epoch=st.integers(0, 99), block=st.integers(2, 40))
+def test_blocks_hold_every_position_once_and_mix_only_so_many(size: int, epoch: int, block: int) -> None:
+    order = EpochOrder(size, 3, epoch, block=block)
+    found = _all(order)
+    assert sorted(found) == list(range(size))
+    assert [order.positions(np.array([at])).tolist() for at in range(0, size, 97)] == [[at] for at in found[::97]]
+    whole = size // block * block
+    assert found[whole:] == list(range(whole, size)), "what fills no block comes last"
+    for start in range(0, whole, MIXED_BLOCKS * block):
+        window = [at // block for at in found[start : min(start + MIXED_BLOCKS * block, whole)]]
+        assert set(Counter(window).values()) == {block}
+
+
+def test_blocks_are_shuffled_and_so_are_their_samples() -> None:
+    found = _all(EpochOrder(64_000, 3, 0, block=32))
+    blocks = [at // 32 for at in found]
+    assert sum(left == right for left, right in itertools.pairwise(blocks)) < len(found) / 8
+    assert abs(float(np.corrcoef(found, np.arange(len(found)))[0, 1])) < 0.1
+    others = [_all(EpochOrder(64_000, 3, 1, block=32)), _all(EpochOrder(64_000, 3, 0, block=31))]
+    assert found not in others
+    first, second = ([at % 32 for at in found[start : start + 512]] for start in (0, 512))
+    assert first != second, "each of them is mixed in a way of its own"
 
 
 def test_without_a_seed_positions_stay_in_order() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import secrets
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from durastore.dataset.dataset import Dataset
 from durastore.errors import ConfigError, IntegrityError, InvalidInput
-from durastore.model import ManifestRow
+from durastore.model import ManifestRow, ObjectKey
 from durastore.objectstore.memory import MemoryStore
 from durastore.read.remote import ServedSample
 from tests.unit.manifest_bucket import Bucket, assert_tensors, encode, tensors_of
@@ -82,8 +84,8 @@ class _Watched:
         self._dataset = dataset
         self.asked: list[ManifestRow] = []
 
-    def row(self, index: int) -> ManifestRow:
-        return self._dataset.row(index)
+    def rows(self, indices: Sequence[int]) -> list[ManifestRow]:
+        return self._dataset.rows(indices)
 
     def serve(self, rows: Sequence[ManifestRow]) -> list[ServedSample]:
         self.asked += rows
@@ -134,3 +136,75 @@ def test_wrong_options_are_refused(dataset: Dataset) -> None:
         stream.set_epoch(-1)
     with pytest.raises(InvalidInput, match="worker 1 of 2"):
         stream.load_state_dict(stream.state_dict() | {"worker": 1, "workers": 2, "given": 3})
+
+
+def _tangled() -> Bucket:
+    """Samples that lie in another order than that of their ids."""
+    bucket = Bucket(MemoryStore.named(f"tangled-{secrets.token_hex(4)}"))
+    bucket.mark()
+    for start in range(0, COUNT, 10):
+        bucket.add_segment(bucket.add_tar([encode(f"s{i * 7 % COUNT:02d}", i) for i in range(start, start + 10)]))
+    return bucket
+
+
+def test_blocks_follow_the_bucket_and_not_the_ids() -> None:
+    bucket = _tangled()
+    with Dataset(f"{bucket.store.url}/{bucket.prefix}") as dataset:
+        few = dataset.select(ids=[f"s{i * 7 % COUNT:02d}" for i in range(3, 33)])
+        for one in (dataset, few, dataset.select(ids=[])):
+            layout = one.sampler(shuffle=5, block=2).course.layout
+            assert layout is not None
+            assert sorted(layout.tolist()) == list(range(len(one)))
+            places = [(row.object.key, row.entry.offset) for row in one.rows(layout.tolist())]
+            assert places == sorted(places)
+    empty = Bucket(MemoryStore.named(f"empty-{secrets.token_hex(4)}"))
+    empty.mark()
+    with Dataset(f"{empty.store.url}/{empty.prefix}") as dataset:
+        assert list(dataset.iterable(shuffle=5, block=2)) == []
+
+
+def _requests(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The length of every range that is asked for from here on."""
+    asked: list[int] = []
+    fetch = MemoryStore.fetch
+
+    def watched(self: MemoryStore, key: ObjectKey, **given: Any) -> bytes:
+        asked.append(given["length"])
+        return fetch(self, key, **given)
+
+    monkeypatch.setattr(MemoryStore, "fetch", watched)
+    return asked
+
+
+def test_blocks_are_read_by_a_request_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = _tangled()
+    with Dataset(f"{bucket.store.url}/{bucket.prefix}") as dataset:
+        asked = _requests(dataset, monkeypatch)
+        epochs = [[sample.id for sample in dataset.iterable(shuffle=5, block=10)]]
+        assert len(asked) == 4
+        asked.clear()
+        epochs.append([sample.id for sample in dataset.iterable(shuffle=6, block=10)])
+        assert len(asked) == 4
+        assert epochs[0] != epochs[1]
+        assert all(sorted(epoch) == dataset.ids for epoch in epochs)
+        few = dataset.select(ids=[f"s{i * 7 % COUNT:02d}" for i in range(15, 25)])
+        asked.clear()
+        assert sorted(sample.id for sample in few.iterable(shuffle=5, block=5)) == few.ids
+        assert len(asked) == 2, "half of one pack, half of another"
+
+
+@pytest.mark.parametrize("stop", [1, 17, COUNT - 1])
+def test_a_state_goes_on_in_the_middle_of_blocks_with_other_ranks(stop: int) -> None:
+    bucket = _tangled()
+    with Dataset(f"{bucket.store.url}/{bucket.prefix}") as dataset:
+        whole = [sample.id for sample in dataset.iterable(shuffle=5, block=4)]
+        stream = dataset.iterable(shuffle=5, block=4)
+        first = [sample.id for _, sample in zip(range(stop), stream, strict=False)]
+        ranks = []
+        for rank in range(2):
+            resumed = dataset.iterable(shuffle=5, block=4, rank=rank, world_size=2, uneven="drop", prefetch_bytes=1)
+            resumed.load_state_dict(stream.state_dict())
+            ranks.append([sample.id for sample in resumed])
+        rest = [name for pair in zip(*ranks, strict=True) for name in pair]
+        assert first + rest == whole[: stop + (COUNT - stop) // 2 * 2]
+        assert [dataset[at].id for at in dataset.sampler(shuffle=5, block=4)] == whole

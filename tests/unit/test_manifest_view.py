@@ -10,9 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from durastore.errors import EndpointUnreachable, FormatUnsupported, InvalidInput, ManifestIncomplete, ObjectAbsent
+from durastore.errors import (
+    EndpointUnreachable,
+    FormatUnsupported,
+    IntegrityError,
+    InvalidInput,
+    ManifestIncomplete,
+    ObjectAbsent,
+)
 from durastore.formats.keys import segment_key
-from durastore.formats.segment import SegmentContent, render_segment
+from durastore.formats.segment import SegmentContent, parse_segment_table, render_segment, row_at, rows_at
 from durastore.manifest.snapshot import fetch_listing, fetch_snapshot
 from durastore.manifest.view import fetch_partial_view, fetch_view
 from durastore.model import Digest, ManifestRow, ObjectKey, Run, SampleId, WriterId
@@ -63,6 +70,33 @@ def test_rows_of_all_segments_and_writers_come_back_equal_and_sorted() -> None:
     assert view.object_keys() == {row.object.key for row in by_id.values()}
     assert view.runs == {RUN.digest: RUN}
     assert view.run_counts == {RUN.digest: 5}
+
+
+def test_many_rows_are_the_rows_one_by_one() -> None:
+    bucket = Bucket()
+    for start in range(0, 12, 3):
+        bucket.add_segment(bucket.add_tar([encode(f"s{i * 5 % 12:02d}", i) for i in range(start, start + 3)]))
+    view = bucket.view()
+    wanted = [7, 0, 11, 7, 3]
+    assert view.rows_at(wanted) == [view.row_at(at) for at in wanted]
+    assert view.rows_at([]) == []
+    for outside in ([0, 12], [-1]):
+        with pytest.raises(IndexError):
+            view.rows_at(outside)
+
+
+def test_rows_of_a_table_in_pieces_and_of_tombstones() -> None:
+    bucket = Bucket()
+    rows = bucket.add_tar([encode(f"s{i}", i) for i in range(4)])
+    content = SegmentContent(rows=tuple(rows), tombstones=(tombstone_of(rows[0]),))
+    table = parse_segment_table(render_segment(content))
+    pieces = pa.concat_tables([table.slice(0, 2), table.slice(2)])
+    for one in (table, pieces):
+        at = [number for number, kind in enumerate(one.column("kind").to_pylist()) if kind == "row"]
+        assert sorted(row.entry.sample_id.text for row in rows_at(one, at[::-1])) == ["s0", "s1", "s2", "s3"]
+        assert rows_at(one, at[::-1]) == [row_at(one, number) for number in at[::-1]]
+        with pytest.raises(IntegrityError, match="is not a row"):
+            rows_at(one, list(range(5)))
 
 
 def test_positions_outside_are_index_errors() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from durastore.model import Digest, ManifestRow, ObjectKey, SampleEntry, SampleI
 from durastore.objectstore.memory import MemoryStore
 from durastore.read.local import read_local_sample
 from durastore.read.remote import fetch_sample, fetch_samples, plan_batch
+from durastore.read.requests import RequestPool
 from durastore.read.sample import Wanted
 from tests.unit.manifest_bucket import RUN, Bucket, assert_tensors, encode, tensors_of
 
@@ -192,7 +192,7 @@ def test_an_absent_object_names_the_sample(store: _Recording) -> None:
 
 
 def _fetch_all(store: MemoryStore, batch: list[ManifestRow], wanted: Wanted | None = None) -> list[Any]:
-    with ThreadPoolExecutor(2) as pool:
+    with RequestPool(2) as pool:
         return fetch_samples(store, batch, wanted=wanted or Wanted(), pool=pool)
 
 
