@@ -1,7 +1,8 @@
 """`make bench`: comparisons in one run, printed and written to `build/bench.json`. `--quick` takes fewer turns.
 
-`--uploads`, `--reading`, `--reconciling`, `--memory`, `--monitoring` (the page), `--migrating` (as root, with 20 GB of disk) and `--scale`
-(`make bench ARGS=--scale`) run alone: minutes each, and the last most of an hour with 15 GB.
+`--uploads`, `--reading`, `--reconciling`, `--adopting`, `--memory`, `--monitoring` (the page), `--migrating` (as root,
+with 20 GB of disk) and `--scale` (`make bench ARGS=--scale`) run alone: minutes each, and the last most of an hour with
+15 GB.
 """
 
 from __future__ import annotations
