@@ -47,7 +47,7 @@ FACES: dict[str, Callable[[str], object]] = {
 
 
 @pytest.mark.parametrize(
-    ("face", "url"),
+    "face, url",
     [(face, url) for face in FACES for url in WITH_SECRET if face != "bucket" or not url.startswith("/")],  # a path
 )
 def test_a_secret_in_an_address_is_refused_and_not_repeated(face: str, url: str) -> None:
