@@ -46,6 +46,14 @@ STAGING: tuple[Mutant, ...] = (
         before="    if newest_ns > mark.identity.mtime_ns:\n",
         after="    if False:\n",
     ),
+    Mutant(
+        name="watch-mixed-entry",
+        clause="what does not belong together is not put together",
+        file="durastore/extract/dumped.py",
+        before="        if not files.has_still(file):\n",
+        after="        if False:\n",
+        tests=("tests/unit/test_extract_dumped.py",),
+    ),
     _watch(
         "watch-without-marker",
         "an entry counts with a done-marker",
