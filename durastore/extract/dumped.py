@@ -102,7 +102,7 @@ def read_entry(name: str, files: StagedFiles) -> DumpedEntry:
 
 
 def _refuse_changed(read: Sequence[StagedFile], files: StagedFiles) -> None:
-    """A name that is used again while its files are read would give a sample that is half of one and half of another."""
+    """A name that is used again while its files are read would give half of one sample and half of another."""
     for file in read:
         if not files.has_still(file):
             raise NotWhole(f"its file {file.path} was written to while the others were read")

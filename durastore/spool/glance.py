@@ -258,6 +258,7 @@ def _of_file(folder: Folder, name: str, *, is_indexed: bool) -> sqlite3.Connecti
 
 def _of_log(folder: Folder, name: str) -> sqlite3.Connection:
     """A copy in memory. Nobody has the log open, or its index would be there: closing a descriptor drops no lock."""
+    # in this order: who opens it in between and ends well takes the log away, and who does not leaves its index
     data = with_log(
         folder.read_bytes(name, limit_bytes=_MOST_COPIED_BYTES),
         folder.read_bytes(f"{name}-wal", limit_bytes=_MOST_COPIED_BYTES),
