@@ -47,6 +47,22 @@ STAGING: tuple[Mutant, ...] = (
         after="    if False:\n",
     ),
     Mutant(
+        name="sglang-order-of-another-server",
+        clause="layers are those that the server itself names",
+        file="durastore/extract/sglang_engine.py",
+        before="            return self._orders[turn]\n",
+        after="            return self._orders[-1]\n",
+        tests=("tests/integration/test_extract_sglang.py",),
+    ),
+    Mutant(
+        name="sglang-restart-not-noticed",
+        clause="layers are those that the server itself names",
+        file="durastore/extract/sglang_engine.py",
+        before="            self._doubted.add(turn)\n",
+        after="            pass\n",
+        tests=("tests/integration/test_extract_sglang.py",),
+    ),
+    Mutant(
         name="watch-mixed-entry",
         clause="what does not belong together is not put together",
         file="durastore/extract/dumped.py",
