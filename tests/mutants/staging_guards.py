@@ -134,6 +134,13 @@ STAGING: tuple[Mutant, ...] = (
         after="            if False:\n",
     ),
     _guard(
+        "staging-frees-its-own-marker",
+        "the folder's own files never go",
+        file=_DOOR,
+        before="        if path.startswith(_OWN):",
+        after="        if False:",
+    ),
+    _guard(
         "staging-not-durable",
         "this inode was parsed into a durable pack",
         file=_ISSUER,
