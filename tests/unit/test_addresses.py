@@ -14,6 +14,7 @@ from durastore.errors import ConfigError
 from durastore.extract.json_server import JsonServer
 from durastore.extract.server_settings import ServerSettings
 from durastore.objectstore.location import BucketUrl, S3Options
+from durastore.objectstore.s3_client import Connector
 from durastore_cli.main import run
 
 SECRET = "hunter2"
@@ -77,6 +78,26 @@ def test_a_secret_in_an_address_leaves_no_trace_of_a_command(
     assert SECRET not in said
     kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not [data for data in kept if SECRET.encode() in data]
+
+
+@pytest.mark.parametrize("place", ["environment", "profile"])
+def test_a_secret_in_an_endpoint_that_only_botocore_knows_is_not_repeated(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"http://user:{SECRET}@127.0.0.1:9"
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    if place == "environment":
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    else:
+        (tmp_path / "config").write_text(f"[default]\nregion = us-east-1\nendpoint_url = {url}\n")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with pytest.raises(ConfigError, match="carries credentials") as refused:
+        Connector("bucket", S3Options(region="us-east-1")).connect()
+    error: BaseException | None = refused.value
+    while error is not None:
+        assert SECRET not in f"{error!r} {error}"
+        error = error.__cause__ or error.__context__
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "https://host/v1/", "http://[::1]:80"])
