@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from durastore.errors import ConfigError
 
 __all__ = [
     "PROJECT_FILE",
     "StoreOptions",
+    "checked_address",
     "option_names",
     "parse_size",
     "resolve_options",
@@ -135,9 +136,10 @@ def _fits(kind: str, value: object) -> bool:
 
 def _check_type(name: str, value: object, *, kind: str) -> None:
     if not _fits(kind, value):
-        raise ConfigError(f"option {name} takes {kind}, not {value!r}")
+        shown = type(value).__name__ if kind.startswith("str") else repr(value)  # a text may hold a secret
+        raise ConfigError(f"option {name} takes {kind}, not {shown}")
     if isinstance(value, str) and (not value or value != value.strip() or not value.isprintable()):
-        raise ConfigError(f"option {name} is empty or has blanks or unprintable characters at {value!r}")
+        raise ConfigError(f"option {name} is empty, has blanks around it or unprintable characters")
     if name in _CHOICES and value is not None and value not in _CHOICES[name]:
         raise ConfigError(f"option {name} is {value!r}", hint=f"use one of {', '.join(_CHOICES[name])}")
 
@@ -159,7 +161,7 @@ def _check_numbers(options: StoreOptions) -> None:
 
 def _check_remote(options: StoreOptions) -> None:
     if options.endpoint_url is not None:
-        _check_endpoint(options.endpoint_url)
+        checked_address(options.endpoint_url, name="endpoint_url")
     if options.kms_key is not None and (options.sse is None or not options.sse.startswith("aws:kms")):
         raise ConfigError("kms_key is set without sse", hint="set sse to aws:kms")
     if options.bucket_owner is not None and re.fullmatch(r"[0-9]{12}", options.bucket_owner) is None:
@@ -171,16 +173,22 @@ def _check_remote(options: StoreOptions) -> None:
         )
 
 
-def _check_endpoint(url: str) -> None:
+def checked_address(url: str, *, name: str) -> SplitResult:
+    """The parts of `http(s)://host[:port][/path]`. `ConfigError` for anything else, which `name` tells of.
+
+    It is never quoted: what is no address may hold a secret in any place (`user:secret@host`, `?token=`).
+    """
+    hint = "use http(s)://host[:port]"
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError as exc:
-        raise ConfigError("endpoint_url is not a URL", hint="use http(s)://host[:port]") from exc
-    if parts.username is not None or parts.password is not None:
-        raise ConfigError("endpoint_url carries credentials", hint="credentials come by the standard AWS chain only")
-    if parts.scheme not in ("http", "https") or not host or port == 0 or parts.query or parts.fragment:
-        raise ConfigError(f"endpoint_url {url!r} is not usable", hint="use http(s)://host[:port]")
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        raise ConfigError(f"{name} is not a URL", hint=hint) from None  # the cause quotes parts of it
+    if "@" in url:
+        raise ConfigError(f"{name} carries credentials", hint=f"{hint}; credentials never go into a URL")
+    if not is_usable or "?" in url or "#" in url or not url.isprintable() or " " in url:
+        raise ConfigError(f"{name} is not usable", hint=hint)
+    return parts
 
 
 # --- where values come from ----------------------------------------------------------------------------------------

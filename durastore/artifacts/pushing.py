@@ -31,11 +31,11 @@ from durastore.artifacts.folder_state import (
     mark_of_identity,
 )
 from durastore.artifacts.keeping import free_older, freed_fact
-from durastore.artifacts.lists import fetch_newest, publish_list
+from durastore.artifacts.lists import fetch_list, fetch_newest, publish_list
 from durastore.artifacts.request import PushReport, PushRequest
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import NotVerified, ObjectAbsent, RootMismatch, SpoolUnreadable
-from durastore.formats.artifact_list import ArtifactFile, ArtifactList, ArtifactName, ListRef
+from durastore.formats.artifact_list import ArtifactFile, ArtifactList, ArtifactName, ListRef, parse_list_key
 from durastore.formats.spool_root import ROOT_MARKER_NAME
 from durastore.fsio.identity import FileIdentity
 from durastore.manifest.marker_store import ensure_marker
@@ -53,6 +53,8 @@ from durastore.verify.verifier import Verifier
 __all__ = ["look", "push"]
 
 _LOOKS_AT_ONCE = 8
+LAST_SNAPSHOT = "last_snapshot"
+"""The fact that names the list that this folder published last."""
 
 
 def push(
@@ -267,19 +269,35 @@ class _Push:
         report.files, report.size_bytes, report.carried = len(content.files), content.size_bytes, len(carried)
         if newest is not None and _contents(newest[1]) == _contents(content):
             report.snapshot = newest[0]
+        else:
+            report.snapshot = publish_list(session.objects, content, area=session.prefix)
+            report.is_new = True
+        # INV-2: before anything that only it names is freed
+        self._place.spool.journal.set_fact(LAST_SNAPSHOT, report.snapshot.key.text)
+        if not report.is_new:
             return
-        report.snapshot = publish_list(session.objects, content, area=session.prefix)
-        report.is_new = True
         LOGGER.info("snapshot %s of %s: %d files", report.snapshot.short_digest, self._name, len(content.files))
 
     def _carried(self, files: Mapping[SampleId, ArtifactFile], newest: ArtifactList | None) -> list[ArtifactFile]:
-        """What this folder freed itself, after its proof, and what is not here since: it still belongs to it."""
+        """What was freed here, after its proof, and is not here since: it still belongs to the folder. The newest
+        snapshot may be another folder's of the same name, so this folder's own last one is asked as well.
+        """
         journal = self._place.spool.journal
-        return [
-            replace(file, is_local=False)
-            for file in (newest.files if newest is not None else ())
-            if file.path not in files and journal.get_fact(freed_fact(file.path)) == file.digest.hex
-        ]
+        found: dict[SampleId, ArtifactFile] = {}
+        for content in (newest, self._own_last()):
+            for file in content.files if content is not None else ():
+                is_freed_here = journal.get_fact(freed_fact(file.path)) == file.digest.hex
+                if file.path not in files and (is_freed_here or not file.is_local):
+                    found.setdefault(file.path, replace(file, is_local=False))
+        return list(found.values())
+
+    def _own_last(self) -> ArtifactList | None:
+        """The last snapshot of this folder, whatever its name was; None where there was none. What cannot be had of it
+        ends the push: a list without what was freed would hide it.
+        """
+        text = self._place.spool.journal.get_fact(LAST_SNAPSHOT)
+        ref = parse_list_key(self._session.prefix, ObjectKey(text)) if text is not None else None
+        return fetch_list(self._session.objects, ref, area=self._session.prefix) if ref is not None else None
 
     def _free(self, verifier: Verifier) -> None:
         session, report = self._session, self._report

@@ -7,6 +7,7 @@ Must never lend memory out that anything can still see, and keeps no more than `
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,10 @@ class Blocks:
         lent: Bytes = np.asarray(_Lease(self, block, size_bytes=size_bytes))
         return lent
 
+    def unlock(self) -> None:
+        """In a forked child: the thread that may have held the lock is not in it. Each step leaves the list whole."""
+        self._lock = threading.RLock()
+
     def _take_back(self, block: Bytes) -> None:
         with self._lock:
             kept = [*self._idle, block]
@@ -72,3 +77,5 @@ class _Lease:
 
 BLOCKS = Blocks(idle_bytes=128 << 20)
 """Of all stores of the process."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=BLOCKS.unlock)

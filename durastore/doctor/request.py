@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from durastore.clock import Clock
-from durastore.config import StoreOptions
+from durastore.config import StoreOptions, checked_address
 from durastore.extract.starts import Start
 from durastore.model import Run
 from durastore.objectstore.location import BucketUrl
@@ -43,6 +43,10 @@ class DoctorRequest:
     is_applied: bool = False
     objects: ObjectStore | None = None
     """The caller's own adapter, for what `bucket` names."""
+
+    def __post_init__(self) -> None:
+        if self.server is not None:  # before a stage, or the log of one, could quote it
+            checked_address(self.server, name="--server")
 
 
 @dataclass(slots=True, kw_only=True)

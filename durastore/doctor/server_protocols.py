@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from durastore.adopt.foreign_formats.containers import parse_foreign
 from durastore.adopt.foreign_formats.contents import Unparsed
 from durastore.clock import Clock
-from durastore.errors import ConfigError, EndpointUnreachable, EngineFailed, SpoolUnreadable
+from durastore.errors import EndpointUnreachable, EngineFailed, SpoolUnreadable
 from durastore.extract.json_server import AskAgain, JsonServer, Unusable
 from durastore.extract.sglang_client import SglangClient
 from durastore.extract.vllm_engine import VllmClient
@@ -82,9 +81,6 @@ def identify_server(url: str, *, clock: Clock) -> ExtractionServer:
     """Look whether it is up, and which kind it is. `ConfigError`, `EndpointUnreachable`; `EngineFailed` where it is
     neither kind.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-        raise ConfigError("--server is no http(s)://host[:port] without credentials")  # not quoted: it may hold some
     vllm = VllmClient(url, clock=clock)
     sglang = SglangClient(vllm.server.url, clock=clock)
     said = vllm.server.health()

@@ -1,12 +1,13 @@
 """One entry of a dump folder: a file `req_<id>.<suffix>`, or a folder `req_<id>` of such files.
 
 Duty: find an entry by its request, read all of its files while nobody writes to them, and make of them the tensors of
-one row. Must never put together what does not belong together: each file is the same before and after the reading.
+one row. Must never put together what does not belong together: each file is the same before and after the reading, and
+all of them are still there, unchanged, when the last was read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,6 +90,7 @@ def read_entry(name: str, files: StagedFiles) -> DumpedEntry:
         _join(values, part.values, path=path)
     if not data:
         raise NotWhole(f"the entry {name} holds no file of tensors")
+    _refuse_changed(data, files)
     markers = [file for _, _, file in read if file not in data]
     return DumpedEntry(
         name=name,
@@ -97,6 +99,13 @@ def read_entry(name: str, files: StagedFiles) -> DumpedEntry:
         contents=ForeignContents(arrays=arrays, values=values),
         oldest_ns=min(file.identity.mtime_ns for file in data),
     )
+
+
+def _refuse_changed(read: Sequence[StagedFile], files: StagedFiles) -> None:
+    """A name that is used again while its files are read would give half of one sample and half of another."""
+    for file in read:
+        if not files.has_still(file):
+            raise NotWhole(f"its file {file.path} was written to while the others were read")
 
 
 def find_marker(name: str, folder: StagingFolder) -> str | None:
@@ -126,6 +135,7 @@ def read_done_entry(name: str, marker: str, *, files: StagedFiles) -> DumpedEntr
     newest_ns = max(file.identity.mtime_ns for file in data)
     if newest_ns > mark.identity.mtime_ns:
         raise NotWhole(f"the entry {name} was written to after its marker")
+    _refuse_changed(data, files)  # else the marker may be of files that were written since, beside one that was read
     return replace(entry, files=(mark, *data))
 
 

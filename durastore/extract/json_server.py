@@ -13,10 +13,10 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 from durastore.clock import Clock
-from durastore.errors import ConfigError, EngineFailed
+from durastore.config import checked_address
+from durastore.errors import EngineFailed
 
 __all__ = ["LOOK_S", "AskAgain", "JsonServer", "Unusable", "sickness_of"]
 
@@ -42,11 +42,8 @@ class JsonServer:
 
     def __init__(self, url: str, *, clock: Clock) -> None:
         """`url`: scheme, host, port and perhaps a path that all others are below. `ConfigError` if it is none."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
-            raise ConfigError(f"{url!r} is no address of a server", hint="such as http://127.0.0.1:8000")
+        self._parts = checked_address(url, name="the address of the model server")
         self.url = url.rstrip("/")
-        self._parts = parts
         self._clock = clock
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()

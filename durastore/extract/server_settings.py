@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from durastore.config import checked_address
 from durastore.extract.request_stream import Pace
 from durastore.extract.staging_room import MOST_SHARE
 
@@ -37,3 +38,7 @@ class ServerSettings:
     """A folder without a server is given up when no entry comes for so long."""
     is_unverified_taken: bool = False
     """Take dumps that do not say which tokens they are of, and record that."""
+
+    def __post_init__(self) -> None:
+        for url in self.endpoints:  # before a start is put on record with it
+            checked_address(url, name="--endpoint")

@@ -6,6 +6,7 @@ The server's flags are looked at before the first request. Must never round a nu
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
@@ -48,27 +49,23 @@ class SglangEngine:
         self._shape = shape_of(plan, dtype=dtype, hidden_size=self._hidden_size)
         self._clock = clock
         self._clients = [SglangClient(url, clock=clock) for url in settings.endpoints]
-        self._order: list[int] = []
+        self._orders: list[list[int]] = []
+        """Of each server: which slot of its states is each layer's. Equal layers may come in another order."""
+        self._doubted: set[int] = set()
+        """Servers of which a request came to nothing since their flags were seen."""
+        self._looking = threading.Lock()
         self._numbers = count(1)
         self._session = new_session()
         self._room = StagingRoom(lambda: _NO_LIMIT, limit_bytes=_NO_LIMIT)
 
     def start(self) -> None:
         """Look at the servers' health and flags. `ConfigError`, `EngineFailed`. Safe to repeat."""
-        if self._order:
+        if self._orders:
             return
         sickness = self.health()
         if sickness is not None:
             raise EngineFailed(f"the server cannot be used: {sickness}")
-        for client in self._clients:
-            try:
-                flags = client.flags()
-            except (AskAgain, Unusable) as exc:
-                raise EngineFailed(f"the server cannot be used: {exc}") from exc
-            faults = find_flag_faults(flags, self._plan, architecture=self._architecture)
-            if faults:
-                raise ConfigError(f"the server {client.server.url} was not started for this: {'; '.join(faults)}")
-            self._order = layer_order(flags, self._plan, architecture=self._architecture)
+        self._orders = [self._order_of(client) for client in self._clients]
 
     def health(self) -> str | None:
         return sickness_of(client.server for client in self._clients)
@@ -94,14 +91,22 @@ class SglangEngine:
     def ask(self, row: TokenRow, room: Reservation) -> Extracted:
         room.give_back()  # nothing lies on a disk
         number = next(self._numbers)
-        client = self._clients[number % len(self._clients)]
-        facts = client.generate(
-            [int(each) for each in row.input_ids],
-            request=render_request(self._session, number),
-            wants_states=True,
-            timeout_s=self._settings.timeout_s,
-        )
-        tensors: dict[str, Any] = {"hidden_states": self._states(facts, row), "input_ids": row.input_ids}
+        turn = number % len(self._clients)
+        order = self._order_now(turn)
+        try:
+            facts = self._clients[turn].generate(
+                [int(each) for each in row.input_ids],
+                request=render_request(self._session, number),
+                wants_states=True,
+                timeout_s=self._settings.timeout_s,
+            )
+        except AskAgain:
+            self._doubted.add(turn)
+            raise
+        if turn in self._doubted:
+            raise AskAgain("another request to this server failed meanwhile: it may have been started anew")
+        states = self._states(facts, row, order=order)
+        tensors: dict[str, Any] = {"hidden_states": states, "input_ids": row.input_ids}
         if row.loss_mask is not None:
             tensors["loss_mask"] = row.loss_mask
         return extracted(tensors, lambda holds: None)
@@ -115,7 +120,31 @@ class SglangEngine:
 
     # -------------------------------------------------------------------------------------------------------------
 
-    def _states(self, facts: dict[str, Any], row: TokenRow) -> Array:
+    def _order_now(self, turn: int) -> list[int]:
+        """After a request that failed the server may be another one, started with other flags: it is looked at again.
+        `AskAgain` where it does not answer yet.
+        """
+        with self._looking:
+            if turn in self._doubted:
+                try:
+                    self._orders[turn] = self._order_of(self._clients[turn])
+                except EngineFailed as exc:
+                    raise AskAgain(exc.message) from exc
+                self._doubted.discard(turn)
+            return self._orders[turn]
+
+    def _order_of(self, client: SglangClient) -> list[int]:
+        """By its flags as they are now. `ConfigError` where they are none for this run, `EngineFailed`."""
+        try:
+            flags = client.flags()
+        except (AskAgain, Unusable) as exc:
+            raise EngineFailed(f"the server cannot be used: {exc}") from exc
+        faults = find_flag_faults(flags, self._plan, architecture=self._architecture)
+        if faults:
+            raise ConfigError(f"the server {client.server.url} was not started for this: {'; '.join(faults)}")
+        return layer_order(flags, self._plan, architecture=self._architecture)
+
+    def _states(self, facts: dict[str, Any], row: TokenRow, *, order: list[int]) -> Array:
         blocks = facts.get("hidden_states")
         if not isinstance(blocks, list) or not blocks:
             raise AskAgain("the answer has no hidden states")
@@ -123,7 +152,7 @@ class SglangEngine:
             given = np.array(blocks[0], dtype=np.float64)
         except (ValueError, TypeError) as exc:
             raise AskAgain("its states are not rows of numbers") from exc
-        slots, tokens = len(self._order), len(row.input_ids)
+        slots, tokens = len(order), len(row.input_ids)
         if given.ndim != 2 or len(given) != tokens:
             raise AskAgain(f"it came with {len(given)} rows of states for {tokens} tokens")
         if given.shape[1] != slots * self._hidden_size:
@@ -131,7 +160,7 @@ class SglangEngine:
         states = given.astype(numpy_dtype(DTYPE_NAMES[self._shape.dtype or ""]))
         if not np.array_equal(states.astype(np.float64), given, equal_nan=True):
             raise AskAgain(f"its states are no {self._shape.dtype} numbers: the server works in another dtype")
-        states = np.ascontiguousarray(states.reshape(tokens, slots, self._hidden_size)[:, self._order])
+        states = np.ascontiguousarray(states.reshape(tokens, slots, self._hidden_size)[:, order])
         fault = find_array_fault(states, self._plan.indices)
         if fault is not None:
             raise AskAgain(fault)

@@ -88,6 +88,17 @@ class StagedFiles:
         finally:
             os.close(fd)
 
+    def has_still(self, file: StagedFile) -> bool:
+        """Whether the file's name is that of the very bytes that were read."""
+        try:
+            fd = self.folder.open_read(file.path)
+        except (OSError, ValueError, SpoolUnreadable):
+            return False
+        try:
+            return identify(fd) == file.identity
+        finally:
+            os.close(fd)
+
     def settle(self, answer: StagedAnswer, holds: Holds | None) -> None:
         """The sample was put, or (None) will not be: its files go, at the latest when somebody tidies."""
         if holds is None:

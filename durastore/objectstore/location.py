@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import unquote_to_bytes
 
-from durastore.config import StoreOptions
+from durastore.config import StoreOptions, checked_address
 from durastore.errors import ConfigError, InvalidInput
 from durastore.model import ObjectKey
 from durastore.objectstore.port import ObjectStore
@@ -72,7 +72,7 @@ def _parse_plain(text: str) -> BucketUrl:
     if text.startswith(("/", "./", "../")) or text in (".", ".."):
         return BucketUrl(kind="file", bucket=_checked_path(text))
     if "/" in text:
-        raise ConfigError(f"{ascii(text)[:100]} is neither a bucket name nor a path", hint=_HINT)
+        raise ConfigError("neither a bucket name nor a path", hint=_HINT)  # not quoted: it may hold a secret
     return BucketUrl(kind="s3", bucket=_checked_bucket(text))
 
 
@@ -145,20 +145,7 @@ class S3Options:
         if self.connect_timeout_s <= 0 or self.read_timeout_s <= 0:
             raise ConfigError("timeouts have to be positive")
         if self.endpoint_url is not None:
-            _check_endpoint(self.endpoint_url)
-
-
-def _check_endpoint(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        has_secret = parts.username is not None or parts.password is not None
-        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError as exc:
-        raise ConfigError("endpoint_url is not a URL", hint="use http(s)://host[:port]") from exc
-    if has_secret:
-        raise ConfigError("endpoint_url carries credentials", hint="credentials come by the standard AWS chain only")
-    if not is_usable or parts.query or parts.fragment:
-        raise ConfigError("endpoint_url is not usable", hint="use http(s)://host[:port]")
+            checked_address(self.endpoint_url, name="endpoint_url")
 
 
 def open_object_store(url: BucketUrl, *, s3: S3Options) -> ObjectStore:

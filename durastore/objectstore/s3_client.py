@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
+from durastore.config import checked_address
 from durastore.errors import CredentialsRefused
 from durastore.objectstore.classify import classify
 from durastore.objectstore.location import S3Options
@@ -66,6 +67,8 @@ class Connector:
             client = self._open_client(session, style)
             if style == "auto" and self.is_path_style(client):
                 client = self._open_client(session, "path")
+        # the option was looked at; what botocore found elsewhere would be in errors, probe results and on the page
+        checked_address(str(client.meta.endpoint_url), name="the endpoint of AWS_ENDPOINT_URL, or of the profile,")
         return client
 
     def give_back(self, client: Any) -> None:

@@ -45,6 +45,7 @@ from durastore.verify.staged import StagedFile, guard_unchanged, verify_dead, ve
 __all__ = ["StagedFile", "StagingFolder"]
 
 _MARKER_LIMIT_BYTES = 4096
+_OWN = (STAGING_MARKER_NAME, GOING_NAME, ".durastore-")
 _HINT = "give model server and durastore an empty folder of their own, a fresh one for each start of the server"
 _NOT_NOW = (NotVerified, NotLeased, SpoolUnreadable, DiskFailed, OSError)
 
@@ -94,8 +95,7 @@ class StagingFolder:
 
     def names(self) -> list[str]:
         """What lies in it, without our own files. OSError if it cannot be read."""
-        own = (STAGING_MARKER_NAME, GOING_NAME, ".durastore-")
-        return [name for name in self.folder.names() if not name.startswith(own)]
+        return [name for name in self.folder.names() if not name.startswith(_OWN)]
 
     def free_bytes(self) -> int:
         """Of its file system. `DiskFailed` if that cannot be told."""
@@ -175,6 +175,8 @@ class StagingFolder:
             return [f"{name}/{each}" for each in entry.names()]
 
     def _free(self, path: str, *, look: Callable[[int], None], prove: Callable[[int], StagingReceipt]) -> int:
+        if path.startswith(_OWN):  # without the marker nobody could go on here, without its file a session never ends
+            raise NotVerified(f"{path} is no file of a server")
         with ExitStack() as held:
             parent, name = open_parent(self.folder, path)
             held.callback(parent.close)

@@ -26,6 +26,7 @@ from durastore.objectstore.probe.saved import newest_of, opened_root
 from durastore.spool.journal_db import failed_marker, has_tables, is_empty
 from durastore.spool.journal_errors import SQLITE_ERRORS
 from durastore.spool.journal_file import newest_journal
+from durastore.spool.journal_log import with_log
 from durastore.spool.journal_rows import load_packs
 from durastore.spool.records import PackRecord
 from durastore.spool.root import read_moved
@@ -34,6 +35,8 @@ from durastore.spool.stops import FACT_STOPPED, stops_in_force
 __all__ = ["JournalGlance", "PackTotals", "RootGlance", "SpoolGlance", "look_at_root", "opened_journal"]
 
 _BUSY_S = 2.0
+_MOST_COPIED_BYTES = 1 << 30
+"""Of a journal and of its log, where they are read into memory."""
 _ONLY_LOCAL = (
     PackState.OPEN,
     PackState.SEALED,
@@ -226,8 +229,9 @@ def _totals(records: list[PackRecord]) -> dict[PackState, PackTotals]:
 def opened_journal(folder: Folder) -> Iterator[sqlite3.Connection | None]:
     """The spool's journal for reading only; None where there is none. `SpoolUnreadable` where it cannot be read.
 
-    With `readonly_shm` SQLite maps the index of the log as it is, or builds one in memory: a look by another user, or
-    at a spool on a full disk, leaves no file behind. A journal without a log is read as one that nobody changes.
+    With `readonly_shm` SQLite maps the index of the log as it is: a look by another user, or at a spool on a full disk,
+    leaves no file behind. Where the log came without its index, as by `durastore migrate`, nobody has it open, and
+    SQLite would have to write one: the log is read by us. A journal without a log is read as one that nobody changes.
     """
     name = newest_journal(folder)
     if name is None:
@@ -236,18 +240,39 @@ def opened_journal(folder: Folder) -> Iterator[sqlite3.Connection | None]:
     if folder.has(failed_marker(name)):
         raise SpoolUnreadable(f"journal {name} failed: the next open of the spool goes on in a new file")
     # the index of a log in use is there; without index and log the file is all there is
-    how = "readonly_shm=1" if folder.has(f"{name}-shm") or _has_log(folder, name) else "immutable=1"
-    uri = f"file:{quote(str(folder.path / name))}?mode=ro&{how}"
+    is_indexed = folder.has(f"{name}-shm") or folder.has(f"{name}-journal")
     try:
-        with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None)) as conn:
+        is_alone = not is_indexed and _has_log(folder, name)
+        with closing(_of_log(folder, name) if is_alone else _of_file(folder, name, is_indexed=is_indexed)) as conn:
             conn.execute("BEGIN")  # one moment for all that is read
             yield conn
     except SQLITE_ERRORS as exc:
         raise SpoolUnreadable(f"journal {name} cannot be read from outside: {exc}") from exc
 
 
+def _of_file(folder: Folder, name: str, *, is_indexed: bool) -> sqlite3.Connection:
+    how = "readonly_shm=1" if is_indexed else "immutable=1"
+    uri = f"file:{quote(str(folder.path / name))}?mode=ro&{how}"
+    return sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None)
+
+
+def _of_log(folder: Folder, name: str) -> sqlite3.Connection:
+    """A copy in memory. Nobody has the log open, or its index would be there: closing a descriptor drops no lock."""
+    # in this order: who opens it in between and ends well takes the log away, and who does not leaves its index
+    data = with_log(
+        folder.read_bytes(name, limit_bytes=_MOST_COPIED_BYTES),
+        folder.read_bytes(f"{name}-wal", limit_bytes=_MOST_COPIED_BYTES),
+    )
+    if folder.has(f"{name}-shm"):
+        raise SpoolUnreadable(f"journal {name} is being opened", hint="look again")
+    conn = sqlite3.connect(":memory:", isolation_level=None)
+    if data:
+        conn.deserialize(data)
+    return conn
+
+
 def _has_log(folder: Folder, name: str) -> bool:
     try:
-        return folder.identity(f"{name}-wal").size_bytes > 0 or folder.has(f"{name}-journal")
+        return folder.identity(f"{name}-wal").size_bytes > 0
     except FileNotFoundError:
-        return folder.has(f"{name}-journal")
+        return False

@@ -133,6 +133,67 @@ def test_states_in_the_answer_are_stored_exactly(
     assert report.counts.left == 1
 
 
+def test_servers_that_give_the_layers_in_different_orders_are_told_apart(
+    server: SglangServer, settings: ServerSettings, job: Job, small_states: States
+) -> None:
+    plain = SglangServer(small_states)
+    plain.flags["return_aux_hidden_state_layer_ids"] = [0, 2, 3]
+    with plain.running() as url:
+        both = replace(settings, endpoints=(*settings.endpoints, url))
+        served = Served(job, engine="sglang", settings=both, states=small_states)
+        served.write(rows_of(12))
+        report = served.run()
+    assert (report.error, report.exit_code, report.counts.ok) == (None, 0, 12)
+    assert server.asked
+    assert plain.asked
+    served.check_stored()
+
+
+def test_an_engine_that_refused_one_of_its_servers_refuses_it_again(
+    server: SglangServer, settings: ServerSettings, small_states: States
+) -> None:
+    cut = SglangServer(small_states)
+    cut.flags |= {"return_aux_hidden_state_layer_ids": [0, 2, 3], "chunked_prefill_size": 8192}
+    with cut.running() as url:
+        engine = _engine(replace(settings, endpoints=(*settings.endpoints, url)))
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="chunked-prefill-size"):
+                engine.start()
+
+
+def test_a_server_that_was_started_anew_in_between_is_looked_at_again(
+    server: SglangServer, settings: ServerSettings, job: Job, small_states: States
+) -> None:
+    rows = rows_of(12)
+    server.plan.add(rows[6]["input_ids"], "error")
+    begin = server.asked.append
+
+    class Restarted(list[tuple[int, ...]]):
+        def append(self, ids: tuple[int, ...]) -> None:
+            begin(ids)
+            if list(ids) == rows[6]["input_ids"]:  # its connections break, and it is up again with other flags
+                server.flags["return_aux_hidden_state_layer_ids"] = [0, 2, 3]
+                server.order = None
+
+    server.asked = Restarted()
+    served = Served(job, engine="sglang", settings=replace(settings, pace=Pace(concurrency=1)), states=small_states)
+    served.write(rows)
+    report = served.run()
+    assert (report.error, report.exit_code, report.counts.ok) == (None, 0, 12)
+    served.check_stored()
+
+
+def test_a_server_that_was_started_anew_for_something_else_ends_the_run(
+    server: SglangServer, settings: ServerSettings
+) -> None:
+    engine = _engine(settings)
+    engine.start()
+    server.plan.add([5, 6], "error")
+    server.flags["disable_radix_cache"] = False
+    with pytest.raises(ConfigError, match="--disable-radix-cache"):
+        engine.extract(token_rows([[5, 6]]))
+
+
 def _engine(settings: ServerSettings) -> SglangEngine:
     plan = parse_layers("1,3,last", num_layers=4)
     return SglangEngine(settings, plan, model=("LlamaForCausalLM", 32, "bfloat16"))

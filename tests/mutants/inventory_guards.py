@@ -140,4 +140,12 @@ INVENTORY = (
         after='how = "cache=private" if',
         tests=("tests/unit/test_spool_glance.py::test_a_look_after_a_kill_leaves_no_trace",),
     ),
+    Mutant(
+        name="log-without-commit-is-taken",
+        clause="a frame that does not follow from the one before it is not read",
+        file="durastore/spool/journal_log.py",
+        before="        if not number or rest[:2] != salts_and_sums[:2] or sums != tuple(rest[2:]):\n",
+        after="        if not number:\n",
+        tests=("tests/unit/test_spool_journal_log.py::test_a_damaged_byte_ends_the_log_where_it_does_for_sqlite",),
+    ),
 )

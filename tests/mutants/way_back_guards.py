@@ -21,6 +21,13 @@ def _guard(name: str, clause: str, test: str, *, file: str, edit: tuple[str, str
 
 WAY_BACK: tuple[Mutant, ...] = (
     _guard(
+        "artifact-freed-and-forgotten",
+        "what was freed stays in the later snapshots of its folder",
+        f"{_ARTIFACTS}::test_what_was_freed_stays_in_the_snapshots_beside_another_folder_of_that_name",
+        file=_PUSHING,
+        edit=("        for content in (newest, self._own_last()):\n", "        for content in (newest,):\n"),
+    ),
+    _guard(
         "export-norm-undone",
         "the side of the final norm is required",
         f"{_EXPORT}::test_the_wrong_side_of_the_final_norm_is_refused_before_anything_is_made",
@@ -171,7 +178,7 @@ WAY_BACK: tuple[Mutant, ...] = (
         "what was freed stays part of the snapshots",
         f"{_ARTIFACTS}::test_what_somebody_else_took_away_leaves_the_snapshots",
         file=_PUSHING,
-        edit=(" and journal.get_fact(freed_fact(file.path)) == file.digest.hex", ""),
+        edit=(" and (is_freed_here or not file.is_local):", ":"),
     ),
     _guard(
         "artifact-frees-the-newest",

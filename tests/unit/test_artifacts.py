@@ -26,6 +26,7 @@ from durastore.errors import (
     InvalidInput,
     InventoryIncomplete,
     NotVerified,
+    ObjectAbsent,
     RootMismatch,
     StoreMissing,
 )
@@ -317,6 +318,55 @@ def test_older_checkpoints_leave_this_disk_and_stay_in_the_snapshots(lab: Artifa
     assert (report.carried, report.files, report.freed) == (3, len(everything) + 1, 2)
     lab.pull(tmp_path / "back")
     assert lab.files(tmp_path / "back") == {**everything, "ckpt-4/w.npy": npy(4)}
+
+
+def test_what_was_freed_stays_in_the_snapshots_beside_another_folder_of_that_name(
+    lab: ArtifactLab, tmp_path: Path
+) -> None:
+    lab.write("ckpt-2/w.npy", npy(2))
+    assert lab.push(keep_last=1).freed == 1
+    assert lab.push(folder=_other(tmp_path)).is_new
+    report = lab.push()
+    assert (report.carried, report.files) == (1, 5)
+    lab.pull(tmp_path / "back")
+    assert lab.files(tmp_path / "back")["ckpt-1/w.npy"] == FILES["ckpt-1/w.npy"]
+
+
+def test_what_was_freed_stays_in_the_snapshots_under_another_name(lab: ArtifactLab, tmp_path: Path) -> None:
+    lab.write("ckpt-2/w.npy", npy(2))
+    assert lab.push(keep_last=1).freed == 1
+    assert lab.push(name="second").carried == 1
+    lab.pull(tmp_path / "back", name="second")
+    assert lab.files(tmp_path / "back")["ckpt-1/w.npy"] == FILES["ckpt-1/w.npy"]
+
+
+def test_what_was_freed_stays_in_the_snapshots_of_a_folder_that_lost_its_record(
+    lab: ArtifactLab, tmp_path: Path
+) -> None:
+    lab.write("ckpt-2/w.npy", npy(2))
+    assert lab.push(keep_last=1).freed == 1
+    lab.write("new.txt", b"so that a list says what was freed")
+    lab.push()
+    (lab.folder / ".durastore").rename(tmp_path / "lost")
+    report = lab.push()
+    assert (report.carried, report.is_new) == (1, False)
+
+
+def test_no_snapshot_is_taken_where_the_last_one_cannot_be_read(lab: ArtifactLab, tmp_path: Path) -> None:
+    lab.write("ckpt-2/w.npy", npy(2))
+    first = lab.push(keep_last=1).snapshot
+    assert first is not None
+    lab.push(folder=_other(tmp_path))
+    lab.objects.lose(first.key)
+    with pytest.raises(ObjectAbsent):
+        lab.push()
+
+
+def _other(tmp_path: Path) -> Path:
+    folder = tmp_path / "elsewhere/out"
+    folder.mkdir(parents=True)
+    (folder / "x.txt").write_bytes(b"of another run")
+    return folder
 
 
 def test_what_somebody_else_took_away_leaves_the_snapshots(lab: ArtifactLab) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -11,6 +13,25 @@ import pytest
 from durastore.codec.blocks import LEAST_BYTES, Blocks
 
 MIB = 1 << 20
+FORKED_WHILE_LOCKED = """
+import os, signal, threading
+from durastore.codec.blocks import BLOCKS
+is_held, is_over = threading.Event(), threading.Event()
+def hold():
+    with BLOCKS._lock:
+        is_held.set()
+        is_over.wait()
+threading.Thread(target=hold).start()
+is_held.wait()
+pid = os.fork()
+if not pid:
+    signal.alarm(20)
+    BLOCKS.take(2 << 20)[:] = 1
+    os._exit(7)
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+is_over.set()
+print(code)
+"""
 
 
 def address(array: np.ndarray) -> int:
@@ -82,3 +103,8 @@ def test_the_garbage_collector_may_give_memory_back_in_the_middle_of_it_all() ->
         gc.set_threshold(*threshold)
     assert not wrong
     assert sum(block.nbytes for block in blocks._idle) <= 64 * MIB
+
+
+def test_a_child_that_was_forked_in_the_middle_of_it_gets_memory() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKED_WHILE_LOCKED]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "7\n"

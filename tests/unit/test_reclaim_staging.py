@@ -203,6 +203,14 @@ time.sleep(600)
 """
 
 
+def test_the_folders_own_files_never_go(staging: StagingFolder) -> None:
+    own = [STAGING_MARKER_NAME, f".durastore-session-{staging.session}", f"{GOING_NAME}/x"]
+    (staging.path / GOING_NAME / "x").write_bytes(b"of another session")
+    assert [staging.reap(path, is_dead=yes) for path in own] == [None, None, None]
+    assert [staging.free(parsed(staging, path), holds=yes) for path in own] == [None, None, None]
+    assert all((staging.path / path).exists() for path in own)
+
+
 def test_the_kernel_says_whether_a_session_has_ended(staging: StagingFolder) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _LIVES, str(staging.path)],

@@ -87,6 +87,18 @@ def test_a_look_after_a_kill_leaves_no_trace(life: subprocess.Popen[str], tmp_pa
     assert (spool.journal.oldest_only_local_ns is None) == (spool.journal.only_local_samples == 0)
 
 
+def test_a_log_that_came_without_its_index_is_read(life: subprocess.Popen[str], tmp_path: Path) -> None:
+    os.kill(life.pid, signal.SIGKILL)
+    life.wait()
+    (tmp_path / "spool/w-00/journal-1.sqlite-shm").unlink()  # as `durastore migrate` leaves it
+    before = traces(tmp_path / "spool")
+    glance = look_at_root(tmp_path / "spool").spools[0]
+    assert glance.problem is None
+    assert glance.journal is not None
+    assert glance.journal.only_local_samples == 10
+    assert traces(tmp_path / "spool") == before
+
+
 def test_a_closed_spool_leaves_no_trace_either(tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
     with durastore.open(tmp_path / "bucket", local=tmp_path / "spool", reclaim="never") as store:
