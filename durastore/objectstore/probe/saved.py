@@ -68,7 +68,7 @@ def opened_root(path: Path) -> Iterator[Folder]:
     try:
         folder = Folder.open(path)
     except (FileNotFoundError, NotADirectoryError) as exc:
-        raise StoreMissing(f"{path} is not a directory") from exc
+        raise StoreMissing(f"{path} is not a directory", hint="check the path; is its disk mounted?") from exc
     with folder:
         if not folder.has(ROOT_MARKER_NAME):
             raise StoreMissing(f"{path} is not a spool root", hint="give the directory that a store uses as local=")
