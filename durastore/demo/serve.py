@@ -44,7 +44,8 @@ class Served:
         yield f"  durastore ls --bucket s3://{DEMO_BUCKET}/run    # what `durastore demo` left here"
         if self.example is not None:
             yield f"  {self.example}"
-        yield "Ctrl-C ends the server; the same command again has the same bucket"
+        again = shlex.join(["durastore", "demo", "--serve", "--keep", str(self.folder)])
+        yield f"Ctrl-C ends the server; this starts it again, with the same bucket: {again}"
 
 
 @contextmanager
