@@ -21,6 +21,7 @@ from durastore_cli import main as main_module
 from durastore_cli.exits import EXIT_CODES
 from durastore_cli.main import COMMANDS, run
 from durastore_cli.progress import Ticker
+from tests.unit.reconcile_lab import npy
 
 ROOT = Path(__file__).parents[2]
 ALL_COMMANDS = [
@@ -95,6 +96,20 @@ def test_status_tells_sizes_as_people_read_them(tmp_path: Path, capsys: pytest.C
     out = capsys.readouterr().out
     assert "GB free (reserve 1.07 GB)" in out
     assert "35.3 kB here for memory://sizes: 1 manifested (35.3 kB)" in out
+
+
+def test_quarantine_of_a_reconciled_folder_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, bucket = tmp_path / "files", tmp_path / "bucket"
+    folder.mkdir()
+    bucket.mkdir()
+    (folder / "half.npy").write_bytes(npy(2)[:90])
+    remote = ["--bucket", str(bucket), "--any-filesystem"]
+    assert run(["reconcile", "--local", str(folder), *remote, "--apply"]) == 12
+    capsys.readouterr()
+    assert run(["quarantine", "list", "--local", str(folder)]) == 10
+    private = capsys.readouterr().err.rpartition(" is in ")[2].strip()
+    assert run(["quarantine", "list", "--local", private]) == 0
+    assert "half.npy" in capsys.readouterr().out
 
 
 def test_progress_of_an_unknown_total_names_none(
