@@ -40,11 +40,15 @@ def _child(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_readme_names_every_command() -> None:
+def test_the_readme_names_every_command_with_its_page() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    listed = text[text.index("On the command line:") : text.index("each has `--help`")]
-    named = set(re.findall(r"`(?:durastore )?([a-z]+)`", re.sub(r"\([^)]*\)", "", listed)))
-    assert named == set(COMMANDS)
+    table = text[text.index("\n## Commands\n") : text.index("\n## What is promised\n")]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert {name.split()[0] for row in rows for name in re.findall(r"`([^`]+)`", row[2])} == set(COMMANDS)
+    for row in rows:
+        pages = re.findall(r"\]\(([^)#]*)", row[3])
+        assert pages
+        assert all((ROOT / page).exists() for page in pages), row
 
 
 @pytest.mark.parametrize("command", ALL_COMMANDS, ids=lambda c: " ".join(c) or "durastore")
