@@ -41,7 +41,9 @@ def _push_options(wrapped: F) -> F:
         (
             click.option("--name", metavar="NAME", help="What the snapshots are called. Default: as the folder."),
             click.option("--exclude", metavar="GLOB", multiple=True, help="Leave these out. Can be given repeatedly."),
-            click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Free older numbered sub-folders."),
+            click.option(
+                "--keep-last", type=click.IntRange(1), metavar="N", help="Free all but N numbered sub-folders."
+            ),
             click.option("--settle", "settle_s", type=float, metavar="SECONDS", help="Between upload and reclaim."),
             click.option("--any-filesystem", is_flag=True, help="Also on a network, FUSE or memory file system."),
         )
@@ -57,7 +59,7 @@ def _seconds(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-@command.command(epilog=EPILOG)
+@command.command(epilog=EPILOG, short_help="Take one snapshot of a folder.")
 @click.argument("folder", metavar="DIR")
 @bucket_option
 @remote_options
@@ -76,12 +78,12 @@ def push(folder: str, *, bucket: str | None, as_json: bool, **options: Any) -> i
     return report.exit_code
 
 
-@command.command(epilog=EPILOG)
+@command.command(epilog=EPILOG, short_help="Take one every so often, until told to stop.")
 @click.argument("folder", metavar="DIR")
 @bucket_option
 @remote_options
 @_push_options
-@click.option("--every", default="30m", metavar="TIME", help="Such as 90s, 30m, 2h.")
+@click.option("--every", default="30m", metavar="TIME", show_default=True, help="Such as 90s, 30m, 2h.")
 @click.option("--quiet", default="60s", metavar="TIME", help="No file may be newer.")
 @click.option("--json", "as_json", is_flag=True, help="The reports as JSON.")
 def watch(folder: str, *, bucket: str | None, every: str, as_json: bool, **options: Any) -> int:
@@ -172,7 +174,7 @@ def _print_push(report: PushReport, *, as_json: bool) -> None:
         click.echo(f"left out (excluded, or links): {len(report.left_out)}", err=True)
 
 
-@command.command(epilog=EPILOG)
+@command.command(epilog=EPILOG, short_help="Get a snapshot's files, or some of them.")
 @click.argument("patterns", metavar="[PATH]...", nargs=-1)
 @bucket_option
 @remote_options
@@ -211,7 +213,7 @@ def pull(patterns: tuple[str, ...], *, bucket: str | None, as_json: bool, **opti
     return report.exit_code
 
 
-@command.command("ls", epilog=EPILOG)
+@command.command("ls", epilog=EPILOG, short_help="List the snapshots, or the newest one's files.")
 @bucket_option
 @remote_options
 @click.option("--name", metavar="NAME", help="Only these snapshots.")

@@ -29,7 +29,7 @@ def command() -> None:
     """Show the bucket's manifest, write it in one piece, or rebuild it from the packs."""
 
 
-@command.command(epilog=EPILOG)
+@command.command(epilog=EPILOG, short_help="Show what the manifest says the bucket holds.")
 @bucket_option
 @remote_options
 @click.option("--sample", metavar="ID", help="Show the live rows of this sample.")
@@ -68,7 +68,7 @@ def show(*, bucket: str | None, sample: str | None, is_listing: bool, as_json: b
     return 0
 
 
-@command.command(epilog=EPILOG)
+@command.command(epilog=EPILOG, short_help="Add the samples of packs that no row names.")
 @bucket_option
 @remote_options
 @click.option("--dry-run", is_flag=True, help="Only show what would be read.")
@@ -95,7 +95,7 @@ def rebuild(*, bucket: str | None, dry_run: bool, as_json: bool, **remote: Any) 
     return _FINDINGS if findings else 0
 
 
-@command.command(epilog=EPILOG)
+@command.command(epilog=EPILOG, short_help="Write one segment in the place of many.")
 @bucket_option
 @remote_options
 @click.option("--dry-run", is_flag=True, help="Only show what would be written.")

@@ -48,7 +48,7 @@ def command(*, bucket: str | None, local: str | None, as_json: bool, **remote: A
 
 def _run(bucket: str, values: Mapping[str, Any], *, local: str | None) -> ProbeResult:
     from durastore.objectstore.location import BucketUrl, S3Options
-    from durastore.objectstore.probe.opening import opened_probe_port
+    from durastore.objectstore.probe.opening import opened_probe_port, require_bucket
     from durastore.objectstore.probe.run import run_probe
     from durastore.spool.stops import stops_in_root
 
@@ -56,6 +56,7 @@ def _run(bucket: str, values: Mapping[str, Any], *, local: str | None) -> ProbeR
     stops = stops_in_root(Path(local)) if local is not None else []
     options, url = resolve_options(values), BucketUrl.parse(bucket)
     s3 = S3Options.of(options)
+    require_bucket(url, s3=s3)
     with opened_probe_port(url, s3=s3) as port:
         return run_probe(port, url.prefix, answering=[stop.id for stop in stops])
 

@@ -15,7 +15,9 @@ _EVERY_S = 5.0
 
 
 class Ticker:
-    """Called with (done, of) as often as one likes; prints `<command>: <done> of <of> <unit>`."""
+    """Called with (done, of) as often as one likes; prints `<command>: <done> of <of> <unit>`, without `of` while
+    that is not known (0).
+    """
 
     def __init__(self, command: str, unit: str) -> None:
         self._command = command
@@ -26,4 +28,4 @@ class Ticker:
         now_s = SYSTEM_CLOCK.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + _EVERY_S
-            click.echo(f"{self._command}: {done} of {of} {self._unit}", err=True)
+            click.echo(f"{self._command}: {done}{f' of {of}' if of >= done else ''} {self._unit}", err=True)

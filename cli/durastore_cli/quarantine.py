@@ -20,7 +20,7 @@ def command() -> None:
     """Doubtful files that were set aside: show them, or move one out."""
 
 
-@command.command("list", epilog=EPILOG)
+@command.command("list", epilog=EPILOG, short_help="Show the files, and what of them is good.")
 @local_option
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON, with every sample's id.")
 def list_files(*, local: str | None, as_json: bool) -> None:
@@ -52,7 +52,7 @@ def list_files(*, local: str | None, as_json: bool) -> None:
         print_lines(["nothing is in quarantine"])
 
 
-@command.command(epilog=EPILOG)
+@command.command(epilog=EPILOG, short_help="Move one file out, into a folder of yours.")
 @click.argument("name")
 @local_option
 @click.option("--to", required=True, metavar="DIR", help="A folder outside of the root, on the same file system.")

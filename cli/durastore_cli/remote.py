@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from durastore.clock import SYSTEM_CLOCK
 from durastore.config import resolve_options
+from durastore.errors import EndpointUnreachable
+from durastore.observe.events import LOGGER
 
 if TYPE_CHECKING:
     from durastore.objectstore.port import ObjectStore
@@ -30,7 +32,16 @@ def opened_remote(bucket: str, given: Mapping[str, Any]) -> Iterator[tuple[Objec
     objects = open_object_store(url, s3=s3)
     try:
         store = RetryingStore(objects, RetryPolicy(), clock=SYSTEM_CLOCK)
-        store.check_bucket()
+        _check_bucket(objects, store)
         yield store, url.prefix
     finally:
         objects.close()
+
+
+def _check_bucket(objects: ObjectStore, store: ObjectStore) -> None:
+    """Once, and if nobody answers, say so before going on with patience: else half a minute passes in silence."""
+    try:
+        objects.check_bucket()
+    except EndpointUnreachable as exc:
+        LOGGER.warning("%s; asked again for a while", exc.message)
+        store.check_bucket()

@@ -11,6 +11,7 @@ import click
 
 from durastore.clock import SYSTEM_CLOCK, Stamp
 from durastore.config import resolve_options, resolve_place
+from durastore.monitor.words import duration, size
 from durastore_cli.exits import EPILOG
 from durastore_cli.options import bucket_option, given, local_option, needed_place, remote_options
 from durastore_cli.remote import opened_remote
@@ -176,7 +177,7 @@ def _totals(manifest: ManifestTotals) -> dict[str, Any]:
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
-    yield f"root {facts['local']}: {facts['free_bytes']} bytes free (reserve {facts['reserve_bytes']})"
+    yield f"root {facts['local']}: {size(facts['free_bytes'])} free (reserve {size(facts['reserve_bytes'])})"
     if facts["moved_to"] is not None:
         yield f"moved to {facts['moved_to']}: this root is not used any more"
     for spool in facts["spools"]:
@@ -197,13 +198,13 @@ def _spool_lines(spool: dict[str, Any]) -> Iterator[str]:
     if "packs" not in spool:
         yield f"{spool['spool']}: {who}: {spool['problem'] or 'no journal yet'}"
     else:
-        states = ", ".join(f"{t['packs']} {state} ({t['size_bytes']} bytes)" for state, t in spool["packs"].items())
-        here = f"{spool['local_bytes']} bytes here for {spool['bucket']}"
+        states = ", ".join(f"{t['packs']} {state} ({size(t['size_bytes'])})" for state, t in spool["packs"].items())
+        here = f"{size(spool['local_bytes'])} here for {spool['bucket']}"
         yield f"{spool['spool']}: {who}: {here}: {states or 'no packs'}"
         if spool["only_local_samples"]:
             age = spool["oldest_only_local_age_s"]
-            yield f"  {spool['only_local_samples']} samples are only here so far, the oldest for {age} s"
+            yield f"  {spool['only_local_samples']} samples are only here so far, the oldest for {duration(age)}"
         for trouble in spool["troubles"][:_SHOWN]:
             yield f"  {trouble['pack']}: {trouble['reason']}"
     if spool["quarantined_files"]:
-        yield f"  quarantine: {spool['quarantined_files']} files, {spool['quarantined_bytes']} bytes"
+        yield f"  quarantine: {spool['quarantined_files']} files, {size(spool['quarantined_bytes'])}"

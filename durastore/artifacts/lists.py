@@ -6,6 +6,7 @@ object that it names was before it (INV-2). Must never take a listing that lacks
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 
 from durastore.errors import AmbiguousWrite, IntegrityError, NotVerified, ObjectAbsent, StoreMissing
@@ -60,9 +61,16 @@ def find_list(store: ObjectStore, area: str, *, name: str | None, snapshot: str 
         refs = [ref for ref in refs if ref.short_digest.startswith(snapshot)]
     names = sorted({ref.name.text for ref in refs})
     if not refs or len(names) > 1 or (snapshot is not None and len(refs) > 1):
-        what = f"{len(refs)} snapshots fit" if refs else "there is no such snapshot"
-        raise StoreMissing(f"{what}: {', '.join(names[:8])}", hint="`durastore artifacts ls` shows them")
+        raise StoreMissing(_why_none(refs, name=name, snapshot=snapshot), hint="`durastore artifacts ls` shows them")
     return refs[-1]
+
+
+def _why_none(refs: Sequence[ListRef], *, name: str | None, snapshot: str | None) -> str:
+    asked = "".join([f" of {name!r}" if name is not None else "", f" with id {snapshot}" if snapshot else ""])
+    if not refs:
+        return f"there is no such snapshot{asked or ': none was pushed to this prefix'}"
+    names = ", ".join(sorted({ref.name.text for ref in refs})[:8])
+    return f"{len(refs)} snapshots fit{asked}: {names}; --name and --snapshot say which"
 
 
 def publish_list(store: ObjectStore, content: ArtifactList, *, area: str) -> ListRef:

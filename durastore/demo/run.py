@@ -20,6 +20,7 @@ from durastore.demo.material import find_model, write_prompts
 from durastore.demo.reference import compare
 from durastore.demo.report import DemoReport
 from durastore.demo.seaweed import SeaweedServer
+from durastore.demo.serve import DEMO_BUCKET
 from durastore.errors import DurastoreError
 from durastore.extract.job import ExtractRequest, run_extract
 from durastore.extract.report import ExtractReport
@@ -36,7 +37,6 @@ ALL_PROMPTS = 164
 _SETTLE_S = 5.0
 _DRAIN_TIMEOUT_S = 120.0
 _COMPARED = 3
-_BUCKET = "durastore-demo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,8 @@ def _bucket(options: DemoOptions, path: Path) -> Iterator[tuple[str, str | None]
         return
     LOGGER.info("starting an S3 server in %s", path / "server")
     with SeaweedServer.start(path / "server", log=path / "server.log") as server, _credentials(server):
-        server.make_bucket(_BUCKET)
-        yield f"s3://{_BUCKET}/run", server.endpoint_url
+        server.make_bucket(DEMO_BUCKET)
+        yield f"s3://{DEMO_BUCKET}/run", server.endpoint_url
 
 
 @contextmanager

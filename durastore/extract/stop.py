@@ -86,7 +86,7 @@ def stop(local_root: Path, grace_s: float = 60.0, *, clock: Clock = SYSTEM_CLOCK
 def _find_holders(local_root: Path) -> dict[int, tuple[str, ...]]:
     """Process id -> names of the spools it holds."""
     if not local_root.is_dir():
-        raise StoreMissing(f"spool root {local_root} does not exist")
+        raise StoreMissing(f"spool root {local_root} does not exist", hint="check the path; is its disk mounted?")
     found: dict[int, tuple[str, ...]] = {}
     try:
         for lock in sorted(local_root.glob("w-*/lock")):

@@ -85,7 +85,7 @@ class WorkDb:
         """Make the file if there is none; read only: `StoreMissing` if there is none, and nothing is written."""
         self.path = root / WORK_FILE
         if is_read_only and not self.path.is_file():
-            raise StoreMissing(f"no extraction has worked in {root}")
+            raise StoreMissing(f"no extraction has worked in {root}", hint="check the path: it is extract's --local")
         if not is_read_only:
             _ensure_private(self.path)
         with self._told("opening"):

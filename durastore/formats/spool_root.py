@@ -13,6 +13,7 @@ from durastore.errors import FormatUnsupported, IntegrityError
 from durastore.model import parse_json, render_json
 
 __all__ = [
+    "EXPORT_RECORD_NAME",
     "INCOMING_NAME",
     "MOVED_NAME",
     "PRIVATE_ROOT_NAME",
@@ -30,6 +31,8 @@ MOVED_NAME = "MOVED-TO"
 """A file of this name in a root holds the path that its contents were moved to; such a root is not used again."""
 PRIVATE_ROOT_NAME = ".durastore"
 """The root inside a folder of files that durastore did not write: their record, quarantine and stops."""
+EXPORT_RECORD_NAME = ".durastore-export"
+"""The folder in a folder of exported files that records which file was made of which sample; no file of the user's."""
 INCOMING_NAME = "MIGRATING-FROM"
 """A file of this name in a root says that `durastore migrate` is filling it; such a root is not used yet."""
 _FORMAT = 1

@@ -22,6 +22,7 @@ from durastore.adopt.ledger import HashedEntry, mark_of, save_ledger
 from durastore.dataset.restore import part_of, rows_in_batches
 from durastore.errors import DiskFailed, DurastoreError, InvalidInput, SpoolUnreadable
 from durastore.extract.conversion import RunShape
+from durastore.formats.spool_root import EXPORT_RECORD_NAME
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity
 from durastore.fsio.publish import publish
@@ -40,8 +41,7 @@ from durastore.read.sample import Wanted, read_checked
 
 __all__ = ["RECORD_NAME", "ExportReport", "ExportRequest", "export_samples"]
 
-RECORD_NAME = ".durastore-export"
-"""The folder below the target in which is recorded which file was made of which sample."""
+RECORD_NAME = EXPORT_RECORD_NAME
 
 _BATCH = 64
 _THREADS = 4

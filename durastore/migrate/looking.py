@@ -102,7 +102,8 @@ def _problems_of_kind(kind: Filesystem, *, has_roots: bool) -> list[str]:
     if kind.is_local_disk:
         return []
     if has_roots:
-        return [f"SRC holds a spool root, and DST is on {kind.type_name}, which may lose acknowledged data"]
+        risk = f"DST is on {kind.type_name}, which may lose acknowledged data"
+        return [f"SRC holds a spool root, and {risk} (--any-filesystem copies it all the same)"]
     return [f"DST is on {kind.type_name}, no local disk: a copy there frees no source without --any-filesystem"]
 
 

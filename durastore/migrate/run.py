@@ -215,7 +215,9 @@ class _Run:
                 outcome.doubt(file.path, "it changed after it was copied")
             elif proven is not None and proven.has_writer:
                 outcome.doubt(
-                    file.path, "somebody had it open for writing while it was copied: run it again after that"
+                    file.path,
+                    "somebody had it open for writing while it was copied (a monitor has extract.sqlite):"
+                    " run it again after that",
                 )
             elif proven is None and file.path not in outcome.failed and look.is_wanted(file.path):
                 outcome.doubt(file.path, "it appeared while others were copied")

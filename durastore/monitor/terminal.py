@@ -16,7 +16,7 @@ from durastore.clock import Clock
 from durastore.monitor import words
 from durastore.monitor.limits import NAMES
 from durastore.monitor.sampler import Sampler
-from durastore.monitor.view import View
+from durastore.monitor.view import RoomView, View
 
 __all__ = ["render_screen", "watch"]
 
@@ -74,7 +74,7 @@ def _progress(view: View) -> list[RenderableType]:
         f" eta {words.duration(job.eta_s)}"
     )
     filled = int(_BAR * job.share)
-    return [Text.assemble(("━" * filled, "green"), ("━" * (_BAR - filled), "dim")), line, speed]
+    return [Text.assemble(("━" * filled, "green"), ("─" * (_BAR - filled), "dim")), line, speed]
 
 
 def _stages(view: View) -> Table:
@@ -122,20 +122,27 @@ def _workers(view: View) -> Table:
 def _rooms(view: View) -> list[RenderableType]:
     return [
         Text(
-            f"{room.root}: {words.size(room.used_bytes)} in spools; fullest {room.fullest or '-'} at"
-            f" {room.fill:.0%} of {words.size(room.high_bytes)}; disk {words.size(room.free_bytes)} free of"
-            f" {words.size(room.disk_bytes)} (reserve {words.size(room.reserve_bytes)})"
+            f"{room.root}: {words.size(room.used_bytes)} in spools; {_fullest(room)}disk {words.size(room.free_bytes)}"
+            f" free of {words.size(room.disk_bytes)}"
+            + (f" (reserve {words.size(room.reserve_bytes)})" if room.reserve_bytes else "")
         )
         for room in view.rooms
     ]
 
 
+def _fullest(room: RoomView) -> str:
+    """Empty while no process has told of a watermark."""
+    return f"fullest {room.fullest} at {room.fill:.0%} of {words.size(room.high_bytes)}; " if room.fullest else ""
+
+
 def _risk(view: View) -> Text:
     transfers, proofs, risk = view.transfers, view.proofs, view.risk
+    oldest = f", the oldest for {words.age(risk.oldest_ns, view.at_ns)}" if risk.oldest_ns is not None else ""
+    last = f", last {words.age(proofs.last_ns, view.at_ns)} ago" if proofs.last_ns is not None else ""
     return Text(
-        f"only here: {words.count(risk.samples)} samples, the oldest for {words.age(risk.oldest_ns, view.at_ns)};"
+        f"only here: {words.count(risk.samples)} samples{oldest};"
         f" retries {transfers.retries}, slowdowns {transfers.slowdowns}; proofs: {proofs.attested} attested,"
-        f" {proofs.read_back} read back, {proofs.mismatches} wrong, last {words.age(proofs.last_ns, view.at_ns)} ago;"
+        f" {proofs.read_back} read back, {proofs.mismatches} wrong{last};"
         f" failures {view.failure_count}; deaths {view.deaths}"
     )
 

@@ -262,7 +262,8 @@ def _classify_transport(exc: BaseException, request: _Request) -> DurastoreError
     if names & _OUR_MISTAKE:
         return RequestRefused(f"{title}: the client refused the request ({kind})")
     if names & _NEVER_SENT:
-        hint = "check ca_bundle" if "SSLError" in names or "ClientConnectorCertificateError" in names else None
+        is_certificate = "SSLError" in names or "ClientConnectorCertificateError" in names
+        hint = "check ca_bundle" if is_certificate else "check endpoint_url and that the server runs"
         return EndpointUnreachable(f"{title}: no connection to the endpoint ({kind})", hint=hint)
     if request.is_write:
         return AmbiguousWrite(f"{title}: the answer was lost ({kind}); it may or may not have happened")

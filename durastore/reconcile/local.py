@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from durastore.adopt.place import PRIVATE_NAME
-from durastore.formats.spool_root import ROOT_MARKER_NAME, is_spool_content, parse_spool_name
+from durastore.formats.spool_root import EXPORT_RECORD_NAME, ROOT_MARKER_NAME, is_spool_content, parse_spool_name
 from durastore.fsio.folder import Folder
 from durastore.fsio.paths import open_parent
 from durastore.migrate.scan import PRIVATE_NAME as MIGRATE_NAME
@@ -208,7 +208,7 @@ def _take_files(found: _Found, entries: Iterator[os.DirEntry[str]], *, stop: thr
 
 def _take_other(found: _Found, name: str, *, mode: int) -> None:
     path = found.lead + os.fsencode(name)
-    if name in (PRIVATE_NAME, MIGRATE_NAME) and not found.lead:
+    if name in (PRIVATE_NAME, MIGRATE_NAME, EXPORT_RECORD_NAME) and not found.lead:
         return
     if stat_module.S_ISDIR(mode):
         found.folders.append(path + b"/")

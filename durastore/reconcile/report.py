@@ -21,6 +21,7 @@ from durastore.reconcile.spools import WITH_FILE, SpoolFacts
 __all__ = ["ADOPTED", "Count", "ReconcileReport", "folder_counts", "spool_counts"]
 
 ADOPTED = "adopted folder"
+_ROWS = "manifest rows"  # which have no size of their own
 _SHOWN = 20
 _FINDINGS, _NOT_VERIFIED, _PARTLY = 12, 13, 3
 
@@ -84,9 +85,10 @@ class ReconcileReport:
 
     def lines(self) -> Iterator[str]:
         """The report for people: a few names of each finding."""
-        yield f"{self.kind} {self.root} against {self.bucket}"
+        kind = "folder" if self.kind == ADOPTED and self.applied is None else self.kind
+        yield f"{kind} {self.root} against {self.bucket}"
         for each in self.counts:
-            yield f"  {each.what}: {each.count} ({each.size_bytes} bytes)"
+            yield f"  {each.what}: {each.count}" + (f" ({each.size_bytes} bytes)" if each.what != _ROWS else "")
         yield "  sums: " + ("agree" if self.adds_up else "DO NOT AGREE: something changed while it was looked at")
         if not self.is_deep:
             deep = "reconcile --deep" if self.kind == ADOPTED else "--deep"
@@ -203,7 +205,7 @@ def spool_counts(facts: SpoolFacts) -> tuple[tuple[Count, ...], bool]:
 def _remote_counts(bucket: BucketComparison | None, manifest: ManifestFacts) -> tuple[list[Count], bool]:
     rows = manifest.objects
     counts = [
-        Count(what="manifest rows", count=manifest.row_count, size_bytes=0),
+        Count(what=_ROWS, count=manifest.row_count, size_bytes=0),
         Count(what="manifest objects", count=len(rows), size_bytes=int(rows.sizes.sum())),
         Count(what="manifest segments", count=len(manifest.segments), size_bytes=int(manifest.segments.sizes.sum())),
     ]

@@ -8,8 +8,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-
 from durastore.demo.material import find_model, write_prompts
 from durastore.demo.seaweed import SeaweedServer
 from durastore.fsio.folder import Folder
@@ -49,7 +47,8 @@ def _write_old_files(folder: Path, model: Path, *, prompts: Path, keep: Path) ->
 
     The model is kept as a folder, which is read much quicker than its `.gguf` file.
     """
-    os.environ["TQDM_DISABLE"] = "1"
+    os.environ["TQDM_DISABLE"] = "1"  # before torch, which imports tqdm
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     tokenizer = AutoTokenizer.from_pretrained(model.parent, gguf_file=model.name)

@@ -20,7 +20,7 @@ def main() -> None:
     with Folder.open(work) as folder:
         prompts = write_prompts(folder, count=count)
     with SeaweedServer.start(work / "server", log=work / "log") as server:
-        os.environ.update(server.environment())
+        os.environ.update(server.environment(), TQDM_DISABLE="1")  # no bars of libraries between our lines
         os.environ["DURASTORE_SEAL_AGE_S"] = "1"
         where = ["--bucket", f"s3://{server.make_bucket()}/states", "--endpoint-url", server.endpoint_url]
         durastore = [sys.executable, "-m", "durastore_cli.main"]

@@ -38,7 +38,10 @@ def test_plan_adopt_and_list(folder: Path, capsys: pytest.CaptureFixture[str]) -
     (folder / "a.npy").write_bytes(npy(1))
     (folder / "half.npy").write_bytes(npy(2)[:90])
     assert run(_arguments(folder, "--dry-run")) == 12
-    assert "without --dry-run: upload it" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "without --dry-run: upload it" in out
+    assert out.startswith(f"folder {folder} ")  # nothing was adopted
+    assert "  manifest rows: 0\n" in out
     assert not (folder / ".durastore").exists()
     assert run(_arguments(folder, "--json")) == 12
     report = json.loads(capsys.readouterr().out)

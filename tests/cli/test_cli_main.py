@@ -16,9 +16,12 @@ import pytest
 import durastore
 from durastore import __version__, errors
 from durastore.errors import DurastoreError, SpoolFull
+from durastore.objectstore.retrying import RetryPolicy
 from durastore_cli import main as main_module
 from durastore_cli.exits import EXIT_CODES
 from durastore_cli.main import COMMANDS, run
+from durastore_cli.progress import Ticker
+from tests.unit.reconcile_lab import npy
 
 ROOT = Path(__file__).parents[2]
 ALL_COMMANDS = [
@@ -37,11 +40,15 @@ def _child(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_readme_names_every_command() -> None:
+def test_the_readme_names_every_command_with_its_page() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    listed = text[text.index("On the command line:") : text.index("each has `--help`")]
-    named = set(re.findall(r"`(?:durastore )?([a-z]+)`", re.sub(r"\([^)]*\)", "", listed)))
-    assert named == set(COMMANDS)
+    table = text[text.index("\n## Commands\n") : text.index("\n## What is promised\n")]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert {name.split()[0] for row in rows for name in re.findall(r"`([^`]+)`", row[2])} == set(COMMANDS)
+    for row in rows:
+        pages = re.findall(r"\]\(([^)#]*)", row[3])
+        assert pages
+        assert all((ROOT / page).exists() for page in pages), row
 
 
 @pytest.mark.parametrize("command", ALL_COMMANDS, ids=lambda c: " ".join(c) or "durastore")
@@ -51,6 +58,72 @@ def test_every_help_shows_the_exit_codes(command: list[str], capsys: pytest.Capt
     assert err == ""
     for code, meaning in EXIT_CODES.items():
         assert f"{code:<4} {meaning}" in out
+
+
+@pytest.mark.parametrize("group", ["artifacts", "manifest", "quarantine"])
+def test_no_summary_of_a_subcommand_is_cut(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([group, "--help"]) == 0
+    _, _, summaries = capsys.readouterr().out.partition("Commands:")
+    assert summaries
+    assert "..." not in summaries
+
+
+def test_a_dead_endpoint_is_told_before_the_patience_and_after_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told_before_asking_again = []
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    monkeypatch.setattr(
+        RetryPolicy, "delay_s", lambda *_: told_before_asking_again.append(capsys.readouterr().err)
+    )  # None: gives up
+    assert run(["ls", "--bucket", "s3://bucket/p", "--endpoint-url", "http://127.0.0.1:9", "--region", "x"]) == 20
+    (told,) = told_before_asking_again
+    assert "no connection to the endpoint" in told
+    assert "asked again" in told
+    assert "hint: check endpoint_url and that the server runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["status"], ["drain"], ["quarantine", "list"], ["stop"], ["status", "--failed"]])
+def test_a_mistyped_root_is_told_with_the_next_step(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command, "--local", str(tmp_path / "nope")]) == 10
+    assert "hint: check" in capsys.readouterr().err
+
+
+def test_status_tells_sizes_as_people_read_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with durastore.open("memory://sizes", local=tmp_path, reclaim="never") as store:
+        store.put("a", {"x": np.arange(4000)})
+        store.flush()
+    assert run(["status", "--local", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "GB free (reserve 1.07 GB)" in out
+    assert "35.3 kB here for memory://sizes: 1 manifested (35.3 kB)" in out
+
+
+def test_quarantine_of_a_reconciled_folder_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, bucket = tmp_path / "files", tmp_path / "bucket"
+    folder.mkdir()
+    bucket.mkdir()
+    (folder / "half.npy").write_bytes(npy(2)[:90])
+    remote = ["--bucket", str(bucket), "--any-filesystem"]
+    assert run(["reconcile", "--local", str(folder), *remote, "--apply"]) == 12
+    capsys.readouterr()
+    assert run(["quarantine", "list", "--local", str(folder)]) == 10
+    private = capsys.readouterr().err.rpartition(" is in ")[2].strip()
+    assert run(["quarantine", "list", "--local", private]) == 0
+    assert "half.npy" in capsys.readouterr().out
+
+
+def test_progress_of_an_unknown_total_names_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("durastore_cli.progress._EVERY_S", 0.0)
+    tick = Ticker("adopt", "files")
+    tick(1, 0)
+    tick(1, 2)
+    assert capsys.readouterr().err.splitlines() == ["adopt: 1 files", "adopt: 1 of 2 files"]
 
 
 def test_every_error_has_an_exit_code_that_help_shows() -> None:
@@ -79,6 +152,7 @@ def test_the_version_is_the_library_s(capsys: pytest.CaptureFixture[str]) -> Non
     "arguments, named",
     [
         (["nothing"], "No such command"),
+        (["statsu"], "Did you mean status?"),
         (["extract"], "Missing argument"),
         (["extract", "x.jsonl"], "--model"),
         (["extract", "x.jsonl", "--model", "m", "--layers", "1", "--high-watermark", "lots"], "lots"),

@@ -174,3 +174,14 @@ def test_the_command(
     for check in found["checks"]:
         assert check["meaning"] in table
     assert seaweed.secret_key not in out + err + table
+
+
+def test_a_mistyped_bucket_is_told_and_not_made(
+    seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """This server makes a bucket at the first write to it: a probe would go well there."""
+    for name, value in seaweed.environment().items():
+        monkeypatch.setenv(name, value)
+    assert run(["probe", "--bucket", "s3://mistyped/p", "--endpoint-url", seaweed.endpoint_url]) == 10
+    assert "hint: check bucket name" in capsys.readouterr().err
+    assert "mistyped" not in [bucket["Name"] for bucket in seaweed.client().list_buckets()["Buckets"]]

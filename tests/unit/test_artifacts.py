@@ -73,8 +73,8 @@ def test_parts_of_a_snapshot_and_earlier_ones(lab: ArtifactLab, tmp_path: Path) 
     assert found == [data, {"train.py": b"print()\n"}, {"train.py": b"print(2)\n"}]
     with pytest.raises(InvalidInput, match="no file of the snapshot fits"):
         lab.pull(tmp_path / "d", patterns=("absent",))
-    for asked in ({"snapshot": "zz"}, {"name": "other"}):
-        with pytest.raises(StoreMissing, match="no such snapshot"):
+    for asked, told in (({"snapshot": "zz"}, "with id zz"), ({"name": "other"}, "of 'other'")):
+        with pytest.raises(StoreMissing, match=f"no such snapshot {told}"):
             lab.pull(tmp_path / "d", **asked)
     lab.push(name="second")
     with pytest.raises(StoreMissing, match="out, second"):

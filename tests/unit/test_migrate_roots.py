@@ -247,6 +247,7 @@ def test_memory_is_no_place_for_a_root(root: MigrateLab) -> None:
     report = root.run(is_any_filesystem_allowed=False)
     assert report.exit_code == 2
     assert "tmpfs" in report.plan.problems[0]
+    assert "--any-filesystem" in report.plan.problems[0]
 
 
 def test_a_process_that_begins_in_the_last_moment_keeps_its_root(

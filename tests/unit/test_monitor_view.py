@@ -152,7 +152,9 @@ def test_the_screen_and_the_json_show_the_same_and_no_text_steers_the_terminal()
     text = captured.get()
     assert "\x1b" not in text
     assert "[bold]" in text
+    assert "━" * 30 + "─" * 30 in text  # told without colours, too
     assert "50.0 %  5 of 10 (running)" in text
+    assert "- ago" not in text
     assert "only here: 7 samples, the oldest for 4 s" in text
     facts = json.loads(json.dumps(render_view(view), allow_nan=False))
     assert facts["jobs"][0]["done"] == 5

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from durastore.errors import BucketMissing, DurastoreError
 from durastore.formats.stop import Place
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
 from durastore.objectstore.probe.port import ProbePort
 from durastore.objectstore.probe.saved import target_of
 
-__all__ = ["opened_probe_port", "probed_place"]
+__all__ = ["opened_probe_port", "probed_place", "require_bucket"]
 
 
 @contextmanager
@@ -36,6 +37,21 @@ def opened_probe_port(url: BucketUrl, *, s3: S3Options) -> Iterator[ProbePort]:
     store = open_object_store(url, s3=s3)
     try:
         yield StorePort(store)
+    finally:
+        store.close()
+
+
+def require_bucket(url: BucketUrl, *, s3: S3Options) -> None:
+    """Raise `BucketMissing` where the endpoint says that there is no such bucket: some make one at the first write, so
+    that a probe of a mistyped name would go well. Whatever else stands in the way is for the probe to meet.
+    """
+    store = open_object_store(url, s3=s3)
+    try:
+        store.check_bucket()
+    except BucketMissing:
+        raise
+    except DurastoreError:
+        return  # such as: no right to look at the bucket, which a probe does without
     finally:
         store.close()
 

@@ -68,10 +68,13 @@ def opened_root(path: Path) -> Iterator[Folder]:
     try:
         folder = Folder.open(path)
     except (FileNotFoundError, NotADirectoryError) as exc:
-        raise StoreMissing(f"{path} is not a directory") from exc
+        raise StoreMissing(f"{path} is not a directory", hint="check the path; is its disk mounted?") from exc
     with folder:
         if not folder.has(ROOT_MARKER_NAME):
-            raise StoreMissing(f"{path} is not a spool root", hint="give the directory that a store uses as local=")
+            hint = "give the directory that a store uses as local="
+            if (path / PRIVATE_ROOT_NAME / ROOT_MARKER_NAME).exists():
+                hint = f"it was reconciled or adopted: what was set aside is in {path / PRIVATE_ROOT_NAME}"
+            raise StoreMissing(f"{path} is not a spool root", hint=hint)
         yield folder
 
 
