@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer turns: about three minutes")
     parser.add_argument("--uploads", action="store_true", help="only the uploads")
-    parser.add_argument("--reading", action="store_true", help="only the loaders: about 20 minutes, 20 GB of disk")
+    parser.add_argument("--reading", action="store_true", help="only the loaders: half an hour, 20 GB of disk")
     parser.add_argument("--reconciling", action="store_true", help="only the inventories: about ten minutes")
     parser.add_argument("--adopting", action="store_true", help="only adopting files beside rclone copy and check")
     parser.add_argument("--memory", action="store_true", help="peak memory of a long run beside a short one")
