@@ -13,7 +13,7 @@ from pathlib import Path
 
 from durastore.errors import DiskFailed
 
-__all__ = ["Filesystem", "are_apart", "disk_bytes", "filesystem_of", "free_bytes"]
+__all__ = ["Filesystem", "are_apart", "are_one_domain", "disk_bytes", "filesystem_of", "free_bytes"]
 
 _GET_UUID = 0x80111500
 """FS_IOC_GETFSUUID (Linux 6.9 and newer): a length, then 16 bytes."""
@@ -22,6 +22,9 @@ _FSID_LASTS = frozenset({"ext2", "ext3", "ext4", "btrfs"})
 """File systems that make their statvfs id of their UUID; elsewhere it may change with the device number at a reboot."""
 _POOLED = frozenset({"btrfs", "zfs", "bcachefs"})
 """File systems that show one disk under several device numbers: a number for each subvolume or dataset."""
+_LAYERED = frozenset({"overlay", "aufs", "ecryptfs", "fuse.mergerfs", "fuse.unionfs", "fuse.unionfs-fuse"})
+"""File systems that show what lies on others, under a device number of their own."""
+_IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _LOCAL_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "apfs", "hfs"})
 
 
@@ -43,6 +46,21 @@ class Filesystem:
             return False
         return not is_weak or self.type_name in _FSID_LASTS
 
+    @property
+    def domain(self) -> str:
+        """What is lost with it, for `are_one_domain`. One in `memory:` ends with the machine; whether the disk under
+        `layers:` is another one's too cannot be told.
+        """
+        if self.type_name in _IN_MEMORY:
+            return f"memory:{self.st_dev}"
+        if self.type_name in _LAYERED:
+            return f"layers:{self.type_name}"
+        if self.type_name not in _POOLED:
+            return f"disk:{self.st_dev}"
+        # two datasets of one zfs pool have ids of their own, so all of them count as one
+        is_known = self.type_name != "zfs" and not self.uuid.startswith(_FSID)
+        return f"pool:{self.type_name}:{self.uuid}" if is_known else f"pool:{self.type_name}"
+
 
 def filesystem_of(path: Path) -> Filesystem:
     """The file system that holds the existing `path`. OSError if the path cannot be looked at."""
@@ -57,6 +75,13 @@ def filesystem_of(path: Path) -> Filesystem:
     )
 
 
+def are_one_domain(one: str, other: str) -> bool:
+    """Whether what is in these domains ends together. A pool that is not known may be any pool of its type."""
+    if one == other:
+        return True
+    return one.startswith("pool:") and (one.startswith(f"{other}:") or other.startswith(f"{one}:"))
+
+
 def are_apart(one: int, other: int) -> bool:
     """Whether two open files lie on file systems that do not end together, as far as device numbers and ids tell. False
     where that cannot be known. OSError if a file cannot be looked at.
@@ -64,10 +89,7 @@ def are_apart(one: int, other: int) -> bool:
     first, second = (filesystem_of(Path(os.readlink(f"/proc/self/fd/{fd}"))) for fd in (one, other))
     if first.st_dev == second.st_dev:
         return False
-    if first.type_name != second.type_name or first.type_name not in _POOLED:
-        return True
-    # two datasets of one zfs pool have ids of their own
-    return first.type_name != "zfs" and not first.uuid.startswith(_FSID) and first.is_surely_not(second.uuid)
+    return first.type_name not in _POOLED or not are_one_domain(first.domain, second.domain)
 
 
 def _type_of(real: Path, st_dev: int) -> str:

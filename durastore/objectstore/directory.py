@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from durastore.clock import SYSTEM_CLOCK, Clock
@@ -35,8 +36,6 @@ from durastore.objectstore.port import Body, ObjectReader, ObjectStat, OpenUploa
 from durastore.objectstore.span import checked_span
 
 __all__ = ["DirectoryStore"]
-
-_IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
 class DirectoryStore:
@@ -68,8 +67,7 @@ class DirectoryStore:
 
     @property
     def failure_domain(self) -> str:
-        is_in_memory = filesystem_of(self._path).type_name in _IN_MEMORY
-        return f"{'memory' if is_in_memory else 'disk'}:{os.fstat(self._root.fd).st_dev}"
+        return replace(filesystem_of(self._path), st_dev=os.fstat(self._root.fd).st_dev).domain
 
     def fresh_reader(self) -> ObjectReader:
         """Opens the directory anew, and asks the kernel to drop a file's cached pages before it reads them."""

@@ -196,7 +196,7 @@ class ObjectStore(ObjectReader, ObjectLister, ObjectWriter, MultipartWriter, Pro
 
     @property
     def failure_domain(self) -> str:
-        """Two places with one failure domain are lost together: `disk:<st_dev>`, `memory:<name>`, `host:<endpoint>`."""
+        """Two places with one failure domain are lost together: `host:<endpoint>`, or as `Filesystem.domain`."""
         ...
 
     def fresh_reader(self) -> ObjectReader:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.config import StoreOptions
-from durastore.errors import ConfigError, SameFailureDomain
-from durastore.fsio.space import filesystem_of
+from durastore.errors import ConfigError
+from durastore.objectstore.fate import refuse_same_fate
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
 from durastore.objectstore.port import ObjectStore
 from durastore.objectstore.retrying import RetryingStore, RetryPolicy
@@ -97,14 +97,8 @@ class Session:
 
     def refuse_same_fate(self) -> None:
         """`SameFailureDomain` where files would be reclaimed for a copy on their own disk, or in memory."""
-        domain = self.objects.failure_domain
         is_allowed = self.is_own_adapter or self.request.options.is_any_filesystem_allowed
-        is_memory = domain.startswith("memory:") and not is_allowed
-        if is_memory or domain == f"disk:{filesystem_of(self.request.local).st_dev}":
-            raise SameFailureDomain(
-                f"the bucket {self.objects.url} and {self.request.local} are lost together",
-                hint="reclaim only for a bucket on another disk or machine",
-            )
+        refuse_same_fate(self.objects, self.request.local, is_allowed=is_allowed)
 
 
 @contextmanager

@@ -17,11 +17,11 @@ from typing import Any, TypedDict, Unpack
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.config import StoreOptions, resolve_options
-from durastore.errors import ConfigError, EndpointUnreachable, RequestRefused, SameFailureDomain
+from durastore.errors import ConfigError, EndpointUnreachable, RequestRefused
 from durastore.formats.marker import Marker
-from durastore.fsio.space import filesystem_of
 from durastore.manifest.marker_store import ensure_marker
 from durastore.model import Run
+from durastore.objectstore.fate import refuse_same_fate
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
 from durastore.objectstore.port import ObjectStore
 from durastore.objectstore.retrying import RetryingStore, RetryPolicy
@@ -352,22 +352,9 @@ def _check_bucket(objects: ObjectStore) -> None:
 
 
 def _refuse_same_fate(objects: ObjectStore, local: Path, *, options: StoreOptions, is_own_adapter: bool) -> None:
-    """Two copies on one disk die together, and a bucket in memory with its machine: with such a bucket nothing may ever
-    be reclaimed (DESIGN 4). An adapter of the caller's own in memory is a test's, and any file system can be allowed.
+    """With a bucket that is lost together with the spool nothing may ever be reclaimed (DESIGN 4). An adapter of the
+    caller's own in memory is a test's, and any file system can be allowed.
     """
     if options.reclaim == "never":
         return
-    is_allowed = is_own_adapter or options.is_any_filesystem_allowed
-    if objects.failure_domain.startswith("memory:") and not is_allowed:
-        raise SameFailureDomain(
-            f"the bucket {objects.url} is in memory and ends with this process or machine",
-            hint='use a bucket that lasts, or reclaim="never" (--reclaim never), which keeps every local file',
-        )
-    probe = local.absolute()
-    while not probe.exists():
-        probe = probe.parent
-    if objects.failure_domain == f"disk:{filesystem_of(probe).st_dev}":
-        raise SameFailureDomain(
-            f"the bucket directory and the spool {local} lie on the same file system",
-            hint='put one of them on another disk, or use reclaim="never" (--reclaim never)',
-        )
+    refuse_same_fate(objects, local, is_allowed=is_own_adapter or options.is_any_filesystem_allowed)

@@ -10,7 +10,7 @@ import pytest
 
 import durastore
 from durastore.errors import SameFailureDomain
-from durastore.fsio.space import filesystem_of
+from durastore.fsio.space import Filesystem, are_one_domain, filesystem_of
 
 
 @pytest.mark.parametrize("reclaim", ["lazy", "eager"])
@@ -42,3 +42,32 @@ def test_with_never_it_may_be_there(tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
     durastore.open(f"file://{tmp_path}/bucket", local=tmp_path / "spool", reclaim="never").close()
     assert (tmp_path / "spool").is_dir()
+
+
+@pytest.mark.parametrize("reclaim", ["lazy", "eager"])
+def test_layers_over_the_spools_disk_are_no_other_disk(
+    tmp_path: Path, reclaim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An overlay has a device number of its own, and its files lie on the disk of its layers."""
+    (tmp_path / "bucket").mkdir()
+    overlay = replace(filesystem_of(tmp_path), type_name="overlay")
+    monkeypatch.setattr("durastore.objectstore.directory.filesystem_of", lambda _: overlay)
+    with pytest.raises(SameFailureDomain, match="in layers"):
+        durastore.open(tmp_path / "bucket", local=tmp_path / "spool", reclaim=reclaim)
+    assert not (tmp_path / "spool").exists()
+    durastore.open(tmp_path / "bucket", local=tmp_path / "spool", is_any_filesystem_allowed=True).close()
+
+
+def test_another_subvolume_is_no_other_disk() -> None:
+    disk = Filesystem(type_name="btrfs", is_local_disk=True, uuid="5e0c", st_dev=40)
+    for one, other, is_one in (
+        (disk, replace(disk, st_dev=41), True),
+        (disk, replace(disk, st_dev=41, uuid="7f11"), False),
+        (disk, replace(disk, st_dev=41, uuid="fsid-7"), True),  # an older kernel: not known
+        (disk, replace(disk, st_dev=41, type_name="zfs"), False),
+        (replace(disk, type_name="zfs"), replace(disk, st_dev=41, type_name="zfs", uuid="7f11"), True),
+        (replace(disk, type_name="ext4"), replace(disk, st_dev=401, type_name="ext4"), False),
+        (replace(disk, type_name="ext4"), replace(disk, type_name="ext4", uuid="7f11"), True),
+    ):
+        assert are_one_domain(one.domain, other.domain) is is_one
+        assert are_one_domain(other.domain, one.domain) is is_one
