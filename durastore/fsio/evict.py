@@ -174,6 +174,8 @@ class CacheFolder:
         began = self._clock.monotonic()
         if self._count_again_s is not None and began < self._count_again_s:
             return _noted(ledger, self.limit_bytes + 1)
+        if not os.fstat(ledger).st_blocks:
+            _note(ledger, self.limit_bytes)  # a new ledger takes a block of its own, which the count has to see
         used, spare = _count(folder, is_spare=is_spare)
         for _, name in sorted(spare):
             if used + need <= self.limit_bytes:

@@ -47,6 +47,12 @@ def allocated(folder: Path) -> int:
     return sum(sizes.values())
 
 
+def test_the_ledger_never_says_less_than_is_there(cache: CacheFolder) -> None:
+    for name in "abc":
+        assert cache.keep(name, _data(1), is_spare=_none_spare)
+        assert allocated(cache.path) <= int((cache.path / "ledger").read_text())
+
+
 def _names(cache: CacheFolder) -> list[str]:
     return sorted(path.name for path in cache.path.iterdir() if path.name not in (CACHE_MARKER_NAME, "ledger"))
 
