@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import struct
 
+from durastore.errors import SpoolUnreadable
+
 __all__ = ["with_log"]
 
 _HEAD = struct.Struct(">8I")
@@ -20,21 +22,25 @@ _VERSION = 3_007_000
 _VERSIONS_AT = slice(18, 20)
 _IS_ROLLBACK = b"\x01\x01"  # so that the result is taken for a file without a log
 _MASK = 0xFFFFFFFF
+_PAGE_BYTES = frozenset(512 << power for power in range(8))
 
 
 def with_log(main: bytes, log: bytes) -> bytes:
     """The database as of the last commit. What of a log is torn or left from before counts for nothing, as for SQLite;
-    whether `main` is a database at all, SQLite finds.
+    whether `main` is a database at all, SQLite finds. `SpoolUnreadable` for a log that cannot be of it.
     """
     data = bytearray(main)
     commits = _commits(log)
-    for pages, _ in commits:
-        for start, page in pages.items():
-            if start + len(page) > len(data):
-                data.extend(bytes(start + len(page) - len(data)))
-            data[start : start + len(page)] = page
     if commits:
-        del data[commits[-1][1] :]
+        size_bytes = commits[-1][1]
+        if size_bytes > 2 * (len(main) + len(log)):  # every page is in one of them, but for a few that were never used
+            raise SpoolUnreadable(f"a journal's log tells of a database of {size_bytes} bytes, and has {len(log)}")
+        data[len(main) :] = bytes(max(0, size_bytes - len(main)))
+        for pages, _ in commits:
+            for start, page in pages.items():
+                if start < size_bytes:  # else a later commit made the database shorter
+                    data[start : start + len(page)] = page
+        del data[size_bytes:]
     data[_VERSIONS_AT] = _IS_ROLLBACK[: len(data[_VERSIONS_AT])]
     return bytes(data)
 
@@ -46,7 +52,9 @@ def _commits(log: bytes) -> list[tuple[dict[int, bytes], int]]:
     magic, version, page_bytes, _, *salts_and_sums = _HEAD.unpack_from(log)
     order = ">" if magic & 1 else "<"
     sums = _summed(log[: _HEAD.size - 8], (0, 0), order=order)
-    if magic & ~1 != _MAGIC or version != _VERSION or sums != tuple(salts_and_sums[2:]):
+    if (magic & ~1, version) != (_MAGIC, _VERSION) or page_bytes not in _PAGE_BYTES:
+        return []
+    if sums != tuple(salts_and_sums[2:]):
         return []
     found: list[tuple[dict[int, bytes], int]] = []
     pages: dict[int, bytes] = {}

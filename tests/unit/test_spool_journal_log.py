@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+import struct
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from durastore.errors import SpoolUnreadable
 from durastore.spool.journal_log import with_log
 
 PAGE = 512
@@ -71,3 +73,33 @@ def test_a_damaged_byte_ends_the_log_where_it_does_for_sqlite(killed: tuple[byte
         assert rows == sqlites(tmp_path / str(at), main, bytes(damaged)), at
         counts.add(len(rows))
     assert len(counts) > 3
+
+
+def made_up(page_bytes: int, *, number: int, size: int) -> bytes:
+    """A log of one commit whose sums are right: page `number` of a database of `size` pages."""
+
+    def summed(data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
+        first, second = sums
+        for at in range(0, len(data) - 7, 8):
+            one, other = struct.unpack_from("<2I", data, at)
+            first = (first + one + second) & 0xFFFFFFFF
+            second = (second + other + first) & 0xFFFFFFFF
+        return first, second
+
+    head = struct.pack(">6I", 0x377F0682, 3_007_000, page_bytes, 0, 5, 6)
+    sums = summed(head, (0, 0))
+    frame, page = struct.pack(">2I", number, size), bytes(page_bytes)
+    after = summed(page, summed(frame, sums))
+    return head + struct.pack(">2I", *sums) + frame + struct.pack(">4I", 5, 6, *after) + page
+
+
+@pytest.mark.parametrize("page_bytes", [0, 4, 500, 1 << 17])
+def test_a_log_whose_pages_are_none_counts_for_nothing(page_bytes: int) -> None:
+    assert with_log(bytes(PAGE), made_up(page_bytes, number=1, size=1))[20:] == bytes(PAGE)[20:]
+
+
+def test_sizes_that_nothing_has_are_not_allocated() -> None:
+    assert len(with_log(bytes(PAGE), made_up(PAGE, number=2, size=2))) == 2 * PAGE
+    assert len(with_log(bytes(PAGE), made_up(PAGE, number=0xFFFFFFFF, size=1))) == PAGE
+    with pytest.raises(SpoolUnreadable, match="tells of a database of"):
+        with_log(bytes(PAGE), made_up(PAGE, number=1, size=0xFFFFFFFF))
