@@ -214,6 +214,7 @@ def _zip_fault(fd: int) -> Fault | None:
                 members = archive.infolist()
                 start = archive.start_dir
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OverflowError, struct.error) as exc:
+        # whatever zipfile makes of a directory that is none
         lead = os.pread(fd, 4, 0)
         is_cut = lead == _ZIP_MEMBER[: len(lead)]  # it began as an archive
         return Fault(reason=f"has no readable zip directory: {str(exc)[:120]}", is_damage=is_cut)

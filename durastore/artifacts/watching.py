@@ -174,7 +174,7 @@ class Artifacts:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             self.close()
-        except Exception:
+        except Exception:  # whatever it is: beside an error of the block it must not hide that one
             if kind is None:
                 raise
             LOGGER.exception("the last snapshot of %s did not arrive", self._request.folder)

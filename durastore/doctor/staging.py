@@ -18,20 +18,17 @@ from typing import Any
 from durastore.clock import Clock
 from durastore.doctor.request import Examination
 from durastore.doctor.stages import Verdict
-from durastore.errors import DiskFailed
 from durastore.extract.staged_files import StagedFiles
 from durastore.extract.staging_room import StagingRoom
-from durastore.formats.staging import STAGING_MARKER_NAME, parse_staging, render_session_file, request_in
+from durastore.formats.staging import LOCK_SUFFIX, STAGING_MARKER_NAME, parse_staging, request_in
 from durastore.fsio.folder import Folder
-from durastore.fsio.lock import FlockedFile, holders
-from durastore.reclaim.staging import StagingFolder
+from durastore.fsio.lock import holders
+from durastore.reclaim.staging import MARKER_LIMIT_BYTES, StagingFolder, has_ended
 
 __all__ = ["StagedEntry", "find_entries", "look_at_staging", "opened_door"]
 
 _SHOWN = 10
-_LOCK_SUFFIX = ".lock"
 _OWN = (STAGING_MARKER_NAME, ".durastore-")
-_MARKER_LIMIT_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +78,7 @@ def opened_door(path: Path, *, clock: Clock) -> StagingFolder | None:
     """
     try:
         with Folder.open(path) as folder:
-            marker = folder.read_bytes(STAGING_MARKER_NAME, limit_bytes=_MARKER_LIMIT_BYTES)
+            marker = folder.read_bytes(STAGING_MARKER_NAME, limit_bytes=MARKER_LIMIT_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     return StagingFolder.open(path, served=parse_staging(marker).served, clock=clock)
@@ -108,16 +105,7 @@ def _settle(path: Path, *, clock: Clock) -> Iterator[str]:
 def _is_dead(folder: Folder, name: str) -> bool:
     """Whether the kernel says that whoever made the file's request is gone. One that was never here is not known."""
     found = request_in(name)
-    if found is None:
-        return False
-    try:
-        lock = FlockedFile.try_lock_existing(folder, render_session_file(found[0]), is_shared=True)
-    except (OSError, DiskFailed):
-        return False
-    if lock is None:
-        return False
-    lock.close()
-    return True
+    return found is not None and has_ended(folder, found[0])
 
 
 def find_entries(path: Path) -> Iterator[StagedEntry]:
@@ -130,7 +118,7 @@ def find_entries(path: Path) -> Iterator[StagedEntry]:
                 continue  # its reader was faster
             if name.startswith(_OWN) or not stat_module.S_ISREG(stat.st_mode):
                 continue
-            locked = path / (name if name.endswith(_LOCK_SUFFIX) else f"{name}{_LOCK_SUFFIX}")
+            locked = path / (name if name.endswith(LOCK_SUFFIX) else f"{name}{LOCK_SUFFIX}")
             yield StagedEntry(
                 name=name,
                 size_bytes=stat.st_size,

@@ -116,7 +116,7 @@ def _note(root: Path, job: str, *, facts: Mapping[str, int | None]) -> None:
 
 def _update(conn: sqlite3.Connection, job: str, *, facts: Mapping[str, int | None]) -> None:
     columns = ", ".join(f"{name} = ?" for name in facts)
-    conn.execute(f"UPDATE job SET {columns} WHERE job = ?", (*facts.values(), job))  # noqa: S608 - names of our own
+    conn.execute(f"UPDATE job SET {columns} WHERE job = ?", (*facts.values(), job))  # noqa: S608 - columns of `_NUMBERS`
 
 
 def load_starts(root: Path) -> list[Start]:
@@ -145,7 +145,7 @@ class Jobs:
     def standing(self) -> list[JobStanding]:
         """The newest first, at most five. `DiskFailed`."""
         columns = ", ".join(f"job.{name}" for name in _NUMBERS)
-        sql = f"SELECT job.job, start.facts, {columns} FROM job JOIN start ON start.id = job.start"  # noqa: S608 - as above
+        sql = f"SELECT job.job, start.facts, {columns} FROM job JOIN start ON start.id = job.start"  # noqa: S608 - `_NUMBERS`
         with self._db.reading() as conn:
             if not _has_table(conn, "job"):
                 return []

@@ -137,7 +137,8 @@ class StagedFiles:
             kept, self._kept = self._kept, []
         for answer, holds in kept:
             for file in answer.files:  # whatever has this request's name by now, its sample is durable
-                if answer.request in file.path:
+                found = request_in(file.path)
+                if found is not None and found[1] == answer.request:
                     self.folder.reap(file.path, is_dead=holds)
             if not self._freed(answer, holds):
                 self._keep(answer, holds)

@@ -42,9 +42,9 @@ from durastore.reclaim.aside import move_back
 from durastore.verify.receipt import StagingReceipt
 from durastore.verify.staged import StagedFile, guard_unchanged, verify_dead, verify_ingested
 
-__all__ = ["StagedFile", "StagingFolder"]
+__all__ = ["MARKER_LIMIT_BYTES", "StagedFile", "StagingFolder", "has_ended"]
 
-_MARKER_LIMIT_BYTES = 4096
+MARKER_LIMIT_BYTES = 4096
 _OWN = (STAGING_MARKER_NAME, GOING_NAME, ".durastore-")
 _HINT = "give model server and durastore an empty folder of their own, a fresh one for each start of the server"
 _NOT_NOW = (NotVerified, NotLeased, SpoolUnreadable, DiskFailed, OSError)
@@ -106,15 +106,7 @@ class StagingFolder:
         return open_local(self.folder, path)
 
     def is_ended(self, session: str) -> bool:
-        """True only if the kernel says that the session's process is gone; one that was never here is not known."""
-        try:
-            lock = FlockedFile.try_lock_existing(self.folder, render_session_file(session))
-        except (OSError, DiskFailed):
-            return False
-        if lock is None:
-            return False
-        lock.close()
-        return True
+        return has_ended(self.folder, session)
 
     def free(self, staged: StagedFile, *, holds: Callable[[], bool]) -> int | None:
         """Free the file whose sample the store holds, with its lock file; the bytes, or None if it stays.
@@ -233,6 +225,19 @@ class StagingFolder:
             LOGGER.error("%s cannot be moved back and lies in %s: %s", path, self._going.path / private, exc)
 
 
+def has_ended(folder: Folder, session: str) -> bool:
+    """True only if the kernel says that the session's process is gone; one that was never here is not known."""
+    try:
+        # shared: several may ask at one time, and none of them is to be taken for the session's process
+        lock = FlockedFile.try_lock_existing(folder, render_session_file(session), is_shared=True)
+    except (OSError, DiskFailed):
+        return False
+    if lock is None:
+        return False
+    lock.close()
+    return True
+
+
 def _lock_name(name: str) -> str:
     return name if name.endswith(LOCK_SUFFIX) else f"{name}{LOCK_SUFFIX}"
 
@@ -270,7 +275,7 @@ def _ensure_marker(folder: Folder, record: StagingRecord) -> None:
         except FileExistsError:
             pass  # another process of the same command was first; what it wrote is looked at now
     try:
-        found = parse_staging(folder.read_bytes(STAGING_MARKER_NAME, limit_bytes=_MARKER_LIMIT_BYTES))
+        found = parse_staging(folder.read_bytes(STAGING_MARKER_NAME, limit_bytes=MARKER_LIMIT_BYTES))
     except IntegrityError as exc:
         raise ConfigError(f"{folder.path / STAGING_MARKER_NAME}: {exc.message}", hint=_HINT) from exc
     if found != record:

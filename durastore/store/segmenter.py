@@ -92,9 +92,8 @@ class Segmenter:
 
     def _send(self, draft: _Draft) -> None:
         services, journal = self._services, self._spool.journal
-        journal.record_segment_started(
-            draft.seq, list(draft.entries)
-        )  # a rolled-back journal is noticed by this number
+        # a rolled-back journal is noticed by this number
+        journal.record_segment_started(draft.seq, list(draft.entries))
         key = publish_segment(
             services.objects, draft.data, prefix=services.prefix, writer=self._spool.writer, seq=draft.seq
         )

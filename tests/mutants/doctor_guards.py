@@ -180,7 +180,7 @@ _STAGING_GUARDS = (
         test=f"{_SERVER}::test_dead_requests_are_told_and_only_told",
     ),
     _mutant(
-        "doctor/staging.py",
+        "reclaim/staging.py",
         "doctor-calls-the-living-dead",
         clause="entries of an older server start",
         change=(

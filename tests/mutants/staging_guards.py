@@ -200,8 +200,8 @@ STAGING: tuple[Mutant, ...] = (
         "staging-unknown-session",
         "not knowing means keeping",
         file=_DOOR,
-        before="        except (OSError, DiskFailed):\n            return False\n        if lock is None:",
-        after="        except (OSError, DiskFailed):\n            return True\n        if lock is None:",
+        before="    except (OSError, DiskFailed):\n        return False\n    if lock is None:",
+        after="    except (OSError, DiskFailed):\n        return True\n    if lock is None:",
     ),
     _guard(
         "staging-folder-of-others",

@@ -37,7 +37,7 @@ _ZIP_FAULTS = (
     zlib.error,
     struct.error,
     EOFError,
-    NotImplementedError,
+    NotImplementedError,  # a compression that zipfile does not know
     OSError,
     OverflowError,
     RuntimeError,
