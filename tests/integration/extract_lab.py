@@ -30,16 +30,16 @@ WORDS = ["<unk>", "<|user|>", "<|end|>", *(f"w{n}" for n in range(60))]
 TEMPLATE = "{% for m in messages %}<|user|> {{ m['content'] }} <|end|> {% endfor %}"
 
 
-def make_model(folder: Path) -> Path:
-    """A four-layer Llama with random weights, a word tokeniser and a chat template."""
+def make_model(folder: Path, *, layers: int = 4, positions: int = 40) -> Path:
+    """A small Llama with random weights, a word tokeniser and a chat template."""
     transformers.set_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         vocab_size=64,
-        max_position_embeddings=40,
+        max_position_embeddings=positions,
     )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return make_tokenizer(folder)
