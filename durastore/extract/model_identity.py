@@ -19,7 +19,7 @@ import xxhash
 from durastore.errors import ConfigError
 from durastore.model import Digest, render_json
 
-__all__ = ["ModelIdentity", "ModelSource", "identify_model", "resolve_model"]
+__all__ = ["PLAIN_TYPES", "ModelIdentity", "ModelSource", "identify_model", "resolve_model"]
 
 _TOKENIZER_FILES = (
     "added_tokens.json",
@@ -36,6 +36,39 @@ _TOKENIZER_FILES = (
 )
 _HUB_PATTERNS = ["*.json", "*.jinja", "*.model", "*.py", "*.safetensors", "*.txt"]
 _VOLATILE_CONFIG = ("_name_or_path", "transformers_version")
+PLAIN_TYPES = frozenset(
+    {
+        "cohere",
+        "cohere2",
+        "deepseek_v2",
+        "deepseek_v3",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm4",
+        "gpt_oss",
+        "granite",
+        "llama",
+        "ministral",
+        "mistral",
+        "mixtral",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+    }
+)
+"""Model types whose config.json says the numbers that we need under the names by which transformers has them. Others
+rename, nest or compute them.
+"""
 _PROBE_BLOCKS = 16
 _PROBE_BLOCK_BYTES = 64 << 10
 _HEADER_LIMIT_BYTES = 256 << 20
@@ -105,23 +138,56 @@ def identify_model(source: ModelSource, *, is_remote_code_trusted: bool = False)
 
 
 def _identify_folder(folder: Path, *, is_remote_code_trusted: bool) -> ModelIdentity:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=is_remote_code_trusted).get_text_config()
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    numbers = _plain_numbers(raw) or _configured_numbers(folder, is_remote_code_trusted=is_remote_code_trusted)
     stable = {key: value for key, value in raw.items() if key not in _VOLATILE_CONFIG}
     files = _weight_files(folder)
     tensors = [spec for file in files for spec in _tensor_headers(file)]
-    max_positions = getattr(config, "max_position_embeddings", None)
     return ModelIdentity(
         description={
             "form": "safetensors" if tensors else "other",
             "architecture": ",".join(raw.get("architectures") or []) or str(raw.get("model_type")),
-            "hidden_size": int(config.hidden_size),
+            "hidden_size": numbers.hidden_size,
             "config_digest": Digest.of(render_json(stable).encode()).hex,
             "tokenizer_digest": _files_digest(folder, _TOKENIZER_FILES),
             **_describe_weights(files, tensors),
         },
+        num_layers=numbers.num_layers,
+        max_positions=numbers.max_positions,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Numbers:
+    hidden_size: int
+    num_layers: int
+    max_positions: int | None
+
+
+def _plain_numbers(raw: object) -> _Numbers | None:
+    """What a config.json of a common kind says itself; None if transformers has to be asked, which takes seconds to
+    import, in the command and in each of its workers.
+    """
+    if (
+        not isinstance(raw, dict)
+        or raw.get("model_type") not in PLAIN_TYPES
+        or raw.keys() & {"auto_map", "text_config"}
+    ):
+        return None
+    wanted = [raw.get(name) for name in ("hidden_size", "num_hidden_layers", "max_position_embeddings")]
+    numbers = [number for number in wanted if type(number) is int and number > 0]
+    if len(numbers) < len(wanted):
+        return None  # one that is missing has a default
+    return _Numbers(hidden_size=numbers[0], num_layers=numbers[1], max_positions=numbers[2])
+
+
+def _configured_numbers(folder: Path, *, is_remote_code_trusted: bool) -> _Numbers:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=is_remote_code_trusted).get_text_config()
+    max_positions = getattr(config, "max_position_embeddings", None)
+    return _Numbers(
+        hidden_size=int(config.hidden_size),
         num_layers=int(config.num_hidden_layers),
         max_positions=int(max_positions) if max_positions else None,
     )

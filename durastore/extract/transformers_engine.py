@@ -37,7 +37,11 @@ class ModelSettings:
 
     dtype: str = "bfloat16"
     device: str | None = None
-    """`cuda`, `cuda:1`, `cpu`; the first GPU by default, else the CPU."""
+    """`cuda`, `cuda:1`, `cpu`; the GPU of this slot by default, else the CPU."""
+    slot: int = 0
+    """Which of the GPUs, in turn: one for each process."""
+    sharers: int = 1
+    """So many processes of one command share the cores, where they compute on them."""
     is_remote_code_trusted: bool = False
 
 
@@ -67,9 +71,7 @@ class TransformersEngine:
         """Load the model and hook the wanted states. `ConfigError` if it cannot be loaded or is not built of layers."""
         if self._parts is not None:
             return
-        import torch
-
-        device = self._settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = _device_of(self._settings)
         LOGGER.info("loading the model onto %s", device)
         try:
             self._model = load_model(self._source, self._settings).to(device).eval()
@@ -149,6 +151,18 @@ class TransformersEngine:
 
     def _find_fault(self, tensors: Mapping[str, Any]) -> str | None:
         return find_state_fault(tensors["hidden_states"], self._plan.indices)
+
+
+def _device_of(settings: ModelSettings) -> str:
+    """Where the model goes; on the CPU the process takes its share of the cores."""
+    import torch
+
+    if settings.device is None and torch.cuda.is_available():
+        return f"cuda:{settings.slot % torch.cuda.device_count()}"
+    device = settings.device or "cpu"
+    if settings.sharers > 1 and device == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // settings.sharers))
+    return device
 
 
 def _sent(values: np.ndarray[Any, np.dtype[np.int64]], device: torch.device) -> torch.Tensor:

@@ -150,7 +150,7 @@ class _Worker:
         )
 
     def _settings(self) -> ModelSettings:
-        return settings_of_slot(self._request.settings, slot=self._order.slot, workers=self._request.workers or 1)
+        return replace(self._request.settings, slot=self._order.slot, sharers=self._request.workers or 1)
 
 
 class _Recorder:
@@ -190,17 +190,6 @@ def leased_batches(
             yield [*hopeless, *(_row_of(task, reader, plan=plan) for task in tasks)]
     finally:
         reader.close()
-
-
-def settings_of_slot(settings: ModelSettings, *, slot: int, workers: int) -> ModelSettings:
-    """A GPU of its own for each worker, in turn; without a GPU its share of the cores."""
-    import torch
-
-    if settings.device is None and torch.cuda.is_available():
-        return replace(settings, device=f"cuda:{slot % torch.cuda.device_count()}")
-    if workers > 1 and (settings.device or "cpu") == "cpu":
-        torch.set_num_threads(max(1, torch.get_num_threads() // workers))
-    return settings
 
 
 def _row_of(task: Task, reader: LineReader, *, plan: RunPlan) -> TokenRow | RowFailure:

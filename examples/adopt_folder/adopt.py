@@ -1,4 +1,7 @@
-"""Old files of a script become samples that count as done: `python examples/adopt_folder/adopt.py [FILES]`."""
+"""Old files of a script become samples that count as done: `python examples/adopt_folder/adopt.py [FILES] [MODEL]`.
+
+MODEL is a folder with a model of at least 28 layers and its tokeniser; by default a small real one from a package.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ LAYERS = (2, 15, 27)
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     work = Path(tempfile.mkdtemp(prefix="adopt-"))
-    model = work / "model"
+    model = Path(sys.argv[2]) if len(sys.argv) > 2 else _unpacked(find_model(), work / "model")
     with Folder.open(work) as folder:
         prompts = write_prompts(folder, count=count)
     old = work / "old"
-    _write_old_files(old, find_model(), prompts=prompts, keep=model)
+    _write_old_files(old, model, prompts=prompts)
     damaged = old / "rows_0-2000" / "data_1.pt"
     damaged.write_bytes(damaged.read_bytes()[:1_000])
     layers = ",".join(map(str, LAYERS))
@@ -42,24 +45,26 @@ def main() -> None:
         sys.stdout.write(f"all of it stays in {work}\n")
 
 
-def _write_old_files(folder: Path, model: Path, *, prompts: Path, keep: Path) -> None:
-    """What a short script with torch.save leaves: `rows_0-2000/data_<row>.pt`, states after three of the layers.
-
-    The model is kept as a folder, which is read much quicker than its `.gguf` file.
-    """
+def _unpacked(model: Path, folder: Path) -> Path:
+    """The model as a folder, which is read much quicker than its `.gguf` file."""
     os.environ["TQDM_DISABLE"] = "1"  # before torch, which imports tqdm
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    tokenizer = AutoTokenizer.from_pretrained(model.parent, gguf_file=model.name)
-    network = AutoModelForCausalLM.from_pretrained(
-        model.parent,
-        gguf_file=model.name,
-        dtype=torch.bfloat16,
-        quantization_config=GgufConfig(dequantize=True),
-    )
-    network.save_pretrained(keep)
-    tokenizer.save_pretrained(keep)
+    settings = {"gguf_file": model.name, "dtype": torch.bfloat16, "quantization_config": GgufConfig(dequantize=True)}
+    AutoModelForCausalLM.from_pretrained(model.parent, **settings).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model.parent, gguf_file=model.name).save_pretrained(folder)
+    return folder
+
+
+def _write_old_files(folder: Path, model: Path, *, prompts: Path) -> None:
+    """What a short script with torch.save leaves: `rows_0-2000/data_<row>.pt`, states after three of the layers."""
+    os.environ["TQDM_DISABLE"] = "1"
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
     target = folder / "rows_0-2000"
     target.mkdir(parents=True)
     for number, line in enumerate(prompts.read_text(encoding="utf-8").splitlines()):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 from tests.architecture.source_tree import SourceFile, Use, load_sources
@@ -74,25 +75,29 @@ _REMOTE_METHODS = frozenset({"delete", "delete_async", "adelete"})
 
 def find_destructive_calls(root: Path) -> list[Use]:
     """Every local one, sorted; a place that does two things is there twice."""
-    found = []
-    for source in load_sources(root):
-        for node, function in source.walk():
-            what = _destructive(source, node)
-            if what is not None:
-                found.append(source.use(function, what))
-    return sorted(found)
+    return sorted(use for source in load_sources(root) for use in _destructive_in(source))
+
+
+@cache
+def _destructive_in(source: SourceFile) -> tuple[Use, ...]:
+    found = ((function, _destructive(source, node)) for node, function in source.walk())
+    return tuple(source.use(function, what) for function, what in found if what is not None)
 
 
 def find_remote_deletes(root: Path) -> list[Use]:
     """Every place that could delete in a bucket. The right answer is: none."""
-    found = []
-    for source in load_sources(root):
-        documentation = _docstrings(source.tree)
-        for node, function in source.walk():
-            if node in documentation:
-                continue
-            found += [source.use(function, word) for word in _words(source, node) if _is_remote_delete(word, node)]
-    return sorted(found)
+    return sorted(use for source in load_sources(root) for use in _remote_deletes_in(source))
+
+
+@cache
+def _remote_deletes_in(source: SourceFile) -> tuple[Use, ...]:
+    found: list[Use] = []
+    documentation = _docstrings(source.tree)
+    for node, function in source.walk():
+        if node in documentation:
+            continue
+        found += [source.use(function, word) for word in _words(source, node) if _is_remote_delete(word, node)]
+    return tuple(found)
 
 
 def _destructive(source: SourceFile, node: ast.AST) -> str | None:

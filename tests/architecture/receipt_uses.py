@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 from tests.architecture.source_tree import SourceFile, Use, load_sources
@@ -19,11 +20,12 @@ MAY_IMPORT = ("durastore/verify/", "durastore/reclaim/")
 
 def find_receipt_misuses(root: Path) -> list[Use]:
     """`mint` outside the verifier, the receipt module outside verify and reclaim, a receipt made by hand."""
-    found = []
-    for source in load_sources(root):
-        if source.name != HOME:
-            found += [source.use(function, what) for node, function in source.walk() for what in _misuses(source, node)]
-    return sorted(found)
+    return sorted(use for source in load_sources(root) if source.name != HOME for use in _misuses_in(source))
+
+
+@cache
+def _misuses_in(source: SourceFile) -> tuple[Use, ...]:
+    return tuple(source.use(function, what) for node, function in source.walk() for what in _misuses(source, node))
 
 
 def find_mint_calls(root: Path, name: str = "mint") -> list[Use]:

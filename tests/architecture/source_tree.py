@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
@@ -24,19 +24,20 @@ class Use:
         return f"{self.file}: {self.function}: {self.what}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SourceFile:
-    """One parsed module."""
+    """One parsed module. Nobody changes its tree: copies with the same text share it."""
 
     name: str
     text: str
     tree: ast.Module
     aliases: dict[str, str]
     """Local name -> what it was imported as: `o` -> `os` for `import os as o`."""
+    nodes: tuple[tuple[ast.AST, str], ...]
 
     def walk(self) -> Iterator[tuple[ast.AST, str]]:
         """Every node with the qualified name of the function or class around it (`<module>` outside any)."""
-        return _walk(self.tree, ())
+        return iter(self.nodes)
 
     def use(self, function: str, what: str) -> Use:
         return Use(file=self.name, function=function, what=what)
@@ -59,25 +60,30 @@ def load_sources(root: Path) -> tuple[SourceFile, ...]:
 
     Remembered, so a copy must be complete before it is first looked at.
     """
-    found = []
-    for folder in SHIPPED:
-        for path in sorted((root / folder).rglob("*.py")):
-            text = path.read_text(encoding="utf-8")
-            tree = ast.parse(text, filename=str(path))
-            name = path.relative_to(root).as_posix()
-            found.append(SourceFile(name=name, text=text, tree=tree, aliases=_aliases(tree)))
+    paths = [path for folder in SHIPPED for path in sorted((root / folder).rglob("*.py"))]
+    found = [_parsed(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")) for path in paths]
     if not found:
         raise FileNotFoundError(f"no sources below {root}")
     return tuple(found)
 
 
-def _walk(node: ast.AST, around: tuple[str, ...]) -> Iterator[tuple[ast.AST, str]]:
-    yield node, ".".join(around) or "<module>"
-    inner = around
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        inner = (*around, node.name)
-    for child in ast.iter_child_nodes(node):
-        yield from _walk(child, inner)
+@cache
+def _parsed(name: str, text: str) -> SourceFile:
+    tree = ast.parse(text, filename=name)
+    return SourceFile(name=name, text=text, tree=tree, aliases=_aliases(tree), nodes=_nodes(tree))
+
+
+def _nodes(tree: ast.Module) -> tuple[tuple[ast.AST, str], ...]:
+    """Parents before their children, in the order of the text."""
+    found: list[tuple[ast.AST, str]] = []
+    left: list[tuple[ast.AST, tuple[str, ...]]] = [(tree, ())]
+    while left:
+        node, around = left.pop()
+        found.append((node, ".".join(around) or "<module>"))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            around = (*around, node.name)
+        left.extend((child, around) for child in reversed(list(ast.iter_child_nodes(node))))
+    return tuple(found)
 
 
 def _aliases(tree: ast.Module) -> dict[str, str]:

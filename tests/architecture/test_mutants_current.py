@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 
 import pytest
 
@@ -18,12 +19,22 @@ from tests.mutants.syntax import find_changes
 def test_it_changes_exactly_one_place_and_names_tests_that_exist(mutant: Mutant) -> None:
     text = (REPO / mutant.file).read_text(encoding="utf-8")
     changed = mutant.apply(text)
-    assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text))
+    assert ast.dump(ast.parse(changed)) != _dumped(text)
     for test in mutant.tests:
         file, _, function = test.partition("::")
-        found = ast.parse((REPO / file).read_text(encoding="utf-8"))
-        names = {node.name for node in ast.walk(found) if isinstance(node, ast.FunctionDef)}
+        names = _functions_in(file)
         assert not function or function in names, test
+
+
+@cache
+def _dumped(text: str) -> str:
+    return ast.dump(ast.parse(text))
+
+
+@cache
+def _functions_in(file: str) -> frozenset[str]:
+    found = ast.parse((REPO / file).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(found) if isinstance(node, ast.FunctionDef))
 
 
 def test_names_are_unique() -> None:

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import durastore
 from durastore.demo.seaweed import SeaweedServer
-from durastore.extract.engine import Engine, Extracted, Refused
-from durastore.extract.job import ExtractRequest, run_extract, transformers_engine
-from durastore.extract.layers import LayerPlan
-from durastore.extract.model_identity import ModelSource
+from durastore.extract.job import ExtractRequest, run_extract
 from durastore.extract.report import ExtractReport
 from durastore.extract.rows import TokenRow, input_digest
 from durastore.extract.runner import RunnerLimits
@@ -35,25 +28,18 @@ from durastore.store.opening import OptionOverrides
 ROOT = Path(__file__).parents[2]
 WORDS = ["<unk>", "<|user|>", "<|end|>", *(f"w{n}" for n in range(60))]
 TEMPLATE = "{% for m in messages %}<|user|> {{ m['content'] }} <|end|> {% endfor %}"
-FORWARDS = "DURASTORE_TEST_FORWARDS"
-"""Environment variable: the file that `counting_engine` adds a line to for each sample of a pass."""
 
 
-HELD = ".held"
-"""Suffix of a file beside that one, `<samples> [<process id>]`: while it exists, passes wait once so many samples went
-into one, but for those of that process."""
-
-
-def make_model(folder: Path) -> Path:
-    """A four-layer Llama with random weights, a word tokeniser and a chat template."""
+def make_model(folder: Path, *, layers: int = 4, positions: int = 40) -> Path:
+    """A small Llama with random weights, a word tokeniser and a chat template."""
     transformers.set_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         vocab_size=64,
-        max_position_embeddings=40,
+        max_position_embeddings=positions,
     )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return make_tokenizer(folder)
@@ -139,87 +125,3 @@ def extracting(job: Job, model: Path, env: dict[str, str], *more: str) -> subpro
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-class _Watched:
-    """An engine, and a file that belongs to it."""
-
-    def __init__(self, engine: Engine, path: Path) -> None:
-        self._engine = engine
-        self._path = path
-
-    def start(self) -> None:
-        self._engine.start()
-
-    def health(self) -> str | None:
-        return self._engine.health()
-
-    def close(self) -> None:
-        self._engine.close()
-
-
-class _Counting(_Watched):
-    """Writes down which samples it was asked for before it works."""
-
-    def extract(self, batch: Sequence[TokenRow]) -> list[Extracted | Refused]:
-        with self._path.open("ab", buffering=0) as stream:
-            stream.write("".join(f"{os.getpid()} {row.sample_id}\n" for row in batch).encode())
-        while _is_held(self._path):
-            time.sleep(0.02)
-        return self._engine.extract(batch)
-
-
-def _is_held(path: Path) -> bool:
-    try:
-        limit, *spared = path.with_suffix(HELD).read_text(encoding="utf-8").split() or ["0"]
-    except FileNotFoundError:
-        return False
-    return str(os.getpid()) not in spared and path.read_bytes().count(b"\n") >= int(limit)
-
-
-def counting_engine(source: ModelSource, plan: LayerPlan, *, settings: ModelSettings) -> Engine:
-    """For workers: the real engine, counted."""
-    return _Counting(transformers_engine(source, plan, settings=settings), Path(os.environ[FORWARDS]))
-
-
-FAULTS = "DURASTORE_TEST_FAULTS"
-"""Environment variable: a JSON file of sample id -> how `faulty_engine` fails it."""
-
-
-class _Faulty(_Watched):
-    """Has planned faults; the file is read at each pass, so that a cause can go away."""
-
-    def extract(self, batch: Sequence[TokenRow]) -> list[Extracted | Refused]:
-        faults = json.loads(self._path.read_text(encoding="utf-8"))
-        planned = [faults.get(str(row.sample_id)) for row in batch]
-        if "kill" in planned:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if "oom" in planned:
-            raise torch.OutOfMemoryError("CUDA out of memory (planned)")
-        if "timeout" in planned:
-            raise TimeoutError("no answer in 120 s (planned)")
-        results = self._engine.extract(batch)
-        return [_spoilt(result, fault) for result, fault in zip(results, planned, strict=True)]
-
-
-def _spoilt(result: Extracted | Refused, fault: str | None) -> Extracted | Refused:
-    if fault is None or isinstance(result, Refused):
-        return result
-    tensors = dict(result.tensors)
-    states = tensors["hidden_states"].clone()
-    if fault == "nan":
-        states[-1, 1, 3] = float("nan")
-    elif fault == "zero":
-        states[:, 0] = 0
-    elif fault == "constant":
-        states[:] = 1
-    elif fault == "short":
-        states = states[:-1]
-    elif fault == "mismatch":
-        tensors["input_ids"] = tensors["input_ids"][::-1].copy()
-    return replace(result, tensors={**tensors, "hidden_states": states})
-
-
-def faulty_engine(source: ModelSource, plan: LayerPlan, *, settings: ModelSettings) -> Engine:
-    """For workers: the counted engine, with the faults that are planned at the moment."""
-    return _Faulty(counting_engine(source, plan, settings=settings), Path(os.environ[FAULTS]))

