@@ -382,8 +382,8 @@ class Tombstone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A sample as read back: every byte handed out matched its digest. `tensors` has dtypes and shapes as put (the first
-    dimension is that of the rows read), as torch tensors on the CPU, else numpy arrays (bf16/fp8 via ml_dtypes).
+    """A sample as read back: every byte handed out matched its digest. `tensors` has dtypes and shapes as put (the
+    first dimension: of the rows read), as torch tensors on the CPU, else as numpy arrays (bf16/fp8 via ml_dtypes).
     """
 
     id: str
