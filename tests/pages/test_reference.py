@@ -41,7 +41,7 @@ def test_every_command_has_its_options_on_the_page() -> None:
         for option in command.get_params(ctx):
             is_option = isinstance(option, click.Option)
             names = option.opts + option.secondary_opts if is_option else [option.make_metavar(ctx)]
-            assert all(name in part for name in names if name != "--help"), (path, names)
+            assert "--help" in names or all(name in part for name in names), (path, names)
             seen += 1
         if isinstance(command, click.Group):
             left += [(f"{path} {name}", command.commands[name]) for name in command.list_commands(ctx)]
