@@ -82,12 +82,12 @@ def _class(node: ast.ClassDef, *, skipped: tuple[str, ...]) -> Iterator[str]:
             continue
         is_property = any("property" in ast.unparse(d) for d in member.decorator_list)
         if is_property:
-            yield f"### {node.name}.{member.name}\n"
+            yield f"### `{node.name}.{member.name}`\n"
             yield f"```python\n{member.name}: {ast.unparse(member.returns) if member.returns else 'Any'}\n```\n"
             yield _text(member)
         else:
             shown = node.name if member.name == "__init__" else member.name
-            yield f"### {node.name}{'' if member.name == '__init__' else '.' + member.name}\n"
+            yield f"### `{node.name}{'' if member.name == '__init__' else '.' + member.name}`\n"
             yield from _function(member, shown=shown)
 
 

@@ -58,7 +58,7 @@ def test_every_public_name_is_on_the_page_with_its_methods() -> None:
         value = getattr(durastore, name)
         members = vars(value).items() if inspect.isclass(value) else ()
         for member in [n for n, v in members if not n.startswith("_") and (callable(v) or isinstance(v, property))]:
-            shown = f"### {value.__name__}.{member}\n" in text or f"| `{member}` |" in text
+            shown = f"### `{value.__name__}.{member}`\n" in text or f"| `{member}` |" in text
             assert shown, f"{name}.{member}"
 
 
