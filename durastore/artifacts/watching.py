@@ -81,6 +81,9 @@ class Artifacts:
         exclude: tuple[str, ...] = (),
         **options: Any,
     ) -> None:
+        """`keep_last`: numbered sub-folders of each kind that stay here (None: all). `exclude`: patterns of files that
+        are left out. Nothing is sent before the first `saved` or `push`. Raises `ConfigError`.
+        """
         name, settle_s = options.pop("name", None), options.get("settle_s")
         self._request = PushRequest(
             folder=Path(folder),

@@ -40,6 +40,9 @@ class NodeCache:
     """
 
     def __init__(self, folder: str | Path, limit_bytes: int) -> None:
+        """`limit_bytes` has to hold the largest sample for each process of the node: the dataset that is given the
+        cache raises `ConfigError` where it does not, or where the folder is something else.
+        """
         self.folder = Path(folder)
         self.limit_bytes = limit_bytes
 

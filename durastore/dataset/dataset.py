@@ -90,6 +90,7 @@ class Dataset:
     # --- what there is -------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
+        """Samples of the snapshot, or of the selection."""
         return len(self._view) if self._positions is None else len(self._positions)
 
     def __contains__(self, sample_id: object) -> bool:
@@ -189,7 +190,9 @@ class Dataset:
         return fetch_one(self._connection.store, self.row(index), wanted=self._wanted, shelf=self._shelf)
 
     def __getitems__(self, indices: Sequence[SupportsIndex | str]) -> list[Sample]:
-        """A batch, fetched in parallel with neighbours sharing requests; torch's fetcher calls this."""
+        """A batch, in the order asked for, fetched in parallel with neighbours sharing requests; torch's fetcher calls
+        this. Raises like indexing.
+        """
         rows = self.rows(indices)
         connection = self._connection
         return fetch_samples(connection.store, rows, wanted=self._wanted, pool=connection.pool, shelf=self._shelf)
@@ -202,7 +205,9 @@ class Dataset:
     def get(
         self, index: SupportsIndex | str, *, tensors: Sequence[str] | None = None, rows: slice | None = None
     ) -> Sample:
-        """Part of a sample: the named tensors, the rows of a slice; only the chunks needed are fetched."""
+        """Part of a sample: the named tensors, the rows of a slice of the first dimension; only the chunks needed are
+        fetched. Raises like indexing, and `InvalidInput` for a tensor that the sample does not have.
+        """
         wanted = self._wanted.narrowed(tensors=tensors, rows=rows)
         return fetch_one(self._connection.store, self.row(index), wanted=wanted, shelf=self._shelf)
 
@@ -212,8 +217,9 @@ class Dataset:
         """A sampler for a `DataLoader` of this dataset: one rank's samples, resumable (`docs/training.md`).
 
         `shuffle` is the seed of the order (None: in order of ids). `rank` and `world_size` are found in an initialised
-        torch.distributed or torchrun's environment where they are not given. `uneven` ("pad" or "drop"), `block`: see
-        `Course`.
+        torch.distributed or torchrun's environment where they are not given. `uneven`: a remainder smaller than the
+        world is filled up from the epoch's beginning ("pad") or left out ("drop"). `block`: so many neighbours in the
+        bucket are shuffled as one. Raises `ConfigError`.
         """
         return EpochSampler(self._course(shuffle, **share))
 
@@ -222,7 +228,9 @@ class Dataset:
     ) -> SampleStream:
         """One rank's samples as a stream that fetches ahead, resumable; torch's `IterableDataset` where torch is there.
 
-        `shuffle`, `rank`, `world_size`, `uneven` and `block` as for `sampler`; the rest as for `StreamOptions`.
+        `shuffle`, `rank`, `world_size`, `uneven` and `block` as for `sampler`. `batch_size` is that of the loader
+        around it, so that whole batches go to its workers in turn; `prefetch_bytes` bounds the stored bytes that are
+        fetched, or being fetched, and not yet handed out, in each process. Raises `ConfigError`.
         """
         options = StreamOptions(batch_size=batch_size, prefetch_bytes=prefetch_bytes)
         if not has_torch():

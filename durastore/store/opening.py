@@ -109,8 +109,9 @@ def open_store(
     """Open (or create) the store at `url` with the spool root `local`.
 
     `url`: `s3://bucket/prefix`, a bare bucket name, `file:///dir` or a path, `memory://name`. `run`: a JSON mapping of
-    what produces the samples; None takes the run that the prefix already has. Other keywords: `OptionOverrides`;
-    `objects` is an adapter of the caller's own, used in place of the one that `url` names (it still gives the prefix).
+    what produces the samples; None takes the run that the prefix already has. Other keywords are the options
+    (`docs/operations/options.md`), `clock` and `observer`; `objects` is an adapter of the caller's own, used in place
+    of the one that `url` names (it still gives the prefix).
 
     Goes on with what an earlier process left in the spool. Raises `ConfigError`, `RunMismatch`, `BucketMissing`,
     `CredentialsRefused`, `EndpointUnreachable`, `SameFailureDomain`, `UnsupportedFilesystem`, `ManifestIncomplete`.

@@ -78,7 +78,8 @@ class Store:
     ) -> Ticket:
         """Store one sample; when this returns it survives kill -9 and power loss of this machine.
 
-        `tensors`: name -> torch tensor (any device, dtype and stride) or numpy array; copied before the return.
+        `tensors`: name -> torch tensor (any device, dtype and stride) or numpy array of 0 to 32 dimensions, 1 to 4,096
+        of them; shape and elements are kept as they are. Copied before the return: the caller may use them again.
         `meta`: a small JSON mapping. `input_digest`: 32 hex digits (XXH3-128) of what the sample was made from; a put
         with another input digest supersedes the old row.
 
@@ -209,7 +210,7 @@ class Store:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Block until everything put so far is MANIFESTED. Raises `PackFailed` for packs that cannot get there,
-        `CredentialsRefused`, `TimeoutError`; an outage is waited out. Safe to repeat.
+        `CredentialsRefused`, `TimeoutError` after `timeout_s` seconds; an outage is waited out. Safe to repeat.
         """
         self._check_usable(allow_fatal=True)
         self._barrier.flush(timeout_s)
@@ -240,8 +241,8 @@ class Store:
     def get(self, sample_id: str, *, tensors: Sequence[str] | None = None, rows: slice | None = None) -> Sample:
         """Read one sample, from the spool if it is still there, else from the bucket. Only bytes whose digests match.
 
-        `tensors`: names to read (default all); `rows`: slice of the first dimension, only those bytes are fetched.
-        Raises `SampleAbsent`, `IntegrityError`, or a network error.
+        `tensors`: names to read (default all); `rows`: slice of the first dimension of each of them, only those chunks
+        are fetched. Raises `SampleAbsent`, `IntegrityError`, or a network error.
         """
         self._check_usable(allow_fatal=True)
         name, catalog = SampleId(sample_id), self._parts.catalog
