@@ -20,6 +20,7 @@ from durastore.artifacts.request import PushReport, PushRequest
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.config import resolve_options
 from durastore.errors import EndpointUnreachable, NotVerified, SpoolLocked
+from durastore.extras import ensure_extra
 from durastore.formats.artifact_list import ArtifactList, area_of
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
 from durastore.objectstore.port import ObjectStore
@@ -181,6 +182,7 @@ class Artifacts:
 
     def trainer_callback(self) -> Any:
         """A callback for transformers' `Trainer`: `saved` after each of its checkpoints, `close` at its end."""
+        ensure_extra("extract", "transformers", what="a callback for its Trainer")
         from transformers import TrainerCallback
 
         artifacts = self

@@ -17,6 +17,7 @@ from typing import Any
 import xxhash
 
 from durastore.errors import ConfigError
+from durastore.extras import ensure_extra
 from durastore.model import Digest, render_json
 
 __all__ = ["ModelIdentity", "ModelSource", "identify_model", "resolve_model"]
@@ -80,6 +81,7 @@ def resolve_model(name: str) -> ModelSource:
 
 
 def _fetch_from_hub(name: str) -> Path:
+    ensure_extra("extract", "huggingface_hub", what="a model of the hub")
     from huggingface_hub import snapshot_download
 
     try:
@@ -105,6 +107,7 @@ def identify_model(source: ModelSource, *, is_remote_code_trusted: bool = False)
 
 
 def _identify_folder(folder: Path, *, is_remote_code_trusted: bool) -> ModelIdentity:
+    ensure_extra("extract", "transformers", what="looking at a model")
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=is_remote_code_trusted).get_text_config()
@@ -186,10 +189,9 @@ def _probe(files: Sequence[Path]) -> str:
 
 
 def _identify_gguf(file: Path) -> ModelIdentity:
-    try:
-        from gguf import GGUFReader
-    except ImportError as exc:
-        raise ConfigError("reading a .gguf model needs the package gguf", hint="pip install gguf accelerate") from exc
+    ensure_extra("extract", "gguf", what="reading a .gguf model")
+    from gguf import GGUFReader
+
     reader = GGUFReader(file)
     architecture = str(_gguf_value(reader, "general.architecture"))
     max_positions = _gguf_value(reader, f"{architecture}.context_length", default=None)
