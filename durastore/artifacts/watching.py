@@ -6,6 +6,7 @@ told; what would fail always ends it. Must never hold a training loop up, nor hi
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,7 +78,7 @@ class Artifacts:
         self,
         folder: str | Path,
         *,
-        bucket: str,
+        bucket: str | os.PathLike[str],
         keep_last: int | None = None,
         exclude: tuple[str, ...] = (),
         **options: Any,
