@@ -51,8 +51,7 @@ class Environment:
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
 
     def pip(self, *arguments: str) -> str:
-        command = ["-m", "pip", *arguments, "--quiet", "--disable-pip-version-check"]
-        done = self.python(*command, timeout_s=1700)
+        done = self.python("-m", "pip", *arguments, "--disable-pip-version-check", timeout_s=1700)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
