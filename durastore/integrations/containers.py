@@ -14,8 +14,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from durastore.adopt.foreign_formats.contents import Array
-from durastore.codec.dtypes import has_torch
-from durastore.errors import ConfigError
+from durastore.extras import ensure_extra
 
 __all__ = ["render_file", "torch_tensor"]
 
@@ -29,8 +28,7 @@ def render_file(arrays: Mapping[str, Array], *, suffix: str) -> bytes:
 
 
 def _render_torch(arrays: Mapping[str, Array]) -> bytes:
-    if not has_torch():
-        raise ConfigError(".ckpt files are written with torch", hint="pip install 'durastore[torch]'")
+    ensure_extra("torch", "torch", what="writing .ckpt files")
     import torch
 
     target = BytesIO()

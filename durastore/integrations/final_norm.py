@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from durastore.adopt.foreign_formats.contents import Array
-from durastore.codec.dtypes import has_torch
 from durastore.errors import ConfigError
 from durastore.extract.layers import LayerPlan
 from durastore.extract.model_identity import ModelIdentity, ModelSource, identify_model, resolve_model
 from durastore.extract.transformers_engine import ModelSettings, find_parts, load_model
+from durastore.extras import ensure_extra
 from durastore.integrations.states import array_of
 from durastore.model import Run, parse_json, render_json
 
@@ -36,8 +36,7 @@ class FinalNorm:
         """The norm of `model` (a folder, a .gguf file or a hub name). `ConfigError` where it is not the run's model, or
         its norm cannot be found.
         """
-        if not has_torch():
-            raise ConfigError("applying a model's norm needs torch", hint="pip install 'durastore[extract]'")
+        ensure_extra("extract", "torch", "transformers", what="applying a model's norm")
         source = resolve_model(model)
         identity = identify_model(source)
         said = parse_json(run.text, what="run")

@@ -22,7 +22,7 @@ __all__ = ["BucketUrl", "S3Options", "open_object_store"]
 
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _MEMORY_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_HINT = "use s3://bucket/prefix, a bucket name, file:///directory, /directory or memory://name"
+_HINT = "use s3://bucket/prefix, a bucket name, /directory, ./directory, file:///directory or memory://name"
 
 Kind = Literal["s3", "file", "memory"]
 
@@ -38,11 +38,14 @@ class BucketUrl:
     """Without leading or trailing slash; empty for the whole bucket."""
 
     @classmethod
-    def parse(cls, text: str) -> BucketUrl:
+    def parse(cls, text: str | os.PathLike[str]) -> BucketUrl:
         """`s3://bucket[/prefix]`, a bare bucket name, `file:///path`, `/path`, `./path`, `memory://name[/prefix]`.
 
-        `ConfigError` on anything else. Does no I/O: a relative path is resolved against the working directory by name.
+        A `Path` is a directory, however it is written. `ConfigError` on anything else. Does no I/O: a relative path is
+        resolved against the working directory by name.
         """
+        if not isinstance(text, str):
+            return cls(kind="file", bucket=_checked_path(os.fspath(text)))
         scheme, mark, rest = text.partition("://")
         if not mark:
             return _parse_plain(text)

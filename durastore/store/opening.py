@@ -125,7 +125,7 @@ def open_store(
     given_run = Run.of(run) if run is not None else None
     with ExitStack() as stack:
         opener = _Opener(stack, options=options, clock=clock, listener=listener, is_own_adapter=objects is not None)
-        place = BucketUrl.parse(os.fspath(url))
+        place = BucketUrl.parse(url)
         bare = objects if objects is not None else open_object_store(place, s3=opener.s3_options())
         store = opener.build(place, Path(local), given_run=given_run, bare=bare)
         opener.keep()

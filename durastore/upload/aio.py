@@ -12,18 +12,17 @@ import hashlib
 import io
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
 from durastore.errors import (
     AmbiguousWrite,
-    ConfigError,
     CredentialsRefused,
     DurastoreError,
     RequestRefused,
     UnknownAnswer,
 )
+from durastore.extras import ensure_extra
 from durastore.model import ObjectKey
 from durastore.objectstore.classify import classify
 from durastore.objectstore.location import S3Options
@@ -302,8 +301,7 @@ def aio_transport(bucket: str, *, options: S3Options, max_requests: int) -> Tran
 
     @asynccontextmanager
     async def open_transport() -> AsyncIterator[Transport]:
-        if find_spec("aioboto3") is None:
-            raise ConfigError("transport aio needs aioboto3", hint="install durastore[aio] or set transport=threads")
+        ensure_extra("aio", "aioboto3", what="transport aio (others: threads, auto)")
         async with AsyncExitStack() as stack:
             try:
                 client = await _open_client(stack, bucket, options=options, max_requests=max_requests)

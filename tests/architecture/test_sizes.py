@@ -9,6 +9,7 @@ from tests.architecture.source_tree import REPO
 FOREIGN_SIGNATURES = {
     ("cli/durastore_cli/options.py", "_Size.convert"): "click.ParamType.convert",
     ("cli/durastore_cli/options.py", "_Share.convert"): "click.ParamType.convert",
+    ("cli/durastore_cli/completion.py", "_Path.shell_complete"): "click.ParamType.shell_complete",
     ("durastore/monitor/guard.py", "Guard.__call__"): "ASGI",
     ("durastore/extract/transformers_engine.py", "_output_hook.hook"): "torch forward hook",
     ("durastore/extract/transformers_engine.py", "_input_hook.hook"): "torch forward pre-hook with keywords",

@@ -94,7 +94,7 @@ def test_without_torch_a_pt_file_says_what_to_install(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DURASTORE_RECLAIM", "never")
-    monkeypatch.setattr("durastore.adopt.foreign_formats.containers.has_torch", lambda: False)
+    monkeypatch.setattr("durastore.extras.find_spec", lambda _: None)
     torch.save({"hidden_states": torch.randn(3, 2, 4)}, folder / "data_0.pt")
     assert run(_as_samples(folder)) == 2
     assert "pip install 'durastore[torch]'" in capsys.readouterr().err

@@ -14,7 +14,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from durastore.adopt.foreign_formats import containers
 from durastore.adopt.foreign_formats.containers import is_foreign, parse_foreign, stem_of
 from durastore.adopt.foreign_formats.contents import Unparsed
 from durastore.adopt.foreign_formats.layouts import recognise
@@ -152,13 +151,13 @@ def test_a_pickle_that_wants_more_is_refused_by_the_name_of_what_it_wants(capsys
 
 def test_torch_that_is_missing_or_too_old_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     data = saved({"hidden_states": torch.ones(3)})
-    monkeypatch.setattr(containers, "has_torch", lambda: False)
-    with pytest.raises(ConfigError) as caught:
-        parse_foreign(data, path="x.pt")
+    with monkeypatch.context() as without:
+        without.setattr("durastore.extras.find_spec", lambda _: None)
+        with pytest.raises(ConfigError) as caught:
+            parse_foreign(data, path="x.pt")
+        found = parse_foreign(CONTAINERS["a/hs_1.safetensors"](TENSORS), path="x.safetensors")
+        assert found.arrays["hidden_states"].dtype.name == "bfloat16"
     assert "durastore[torch]" in str(caught.value.hint)
-    found = parse_foreign(CONTAINERS["a/hs_1.safetensors"](TENSORS), path="x.safetensors")  # needs no torch
-    assert found.arrays["hidden_states"].dtype.name == "bfloat16"
-    monkeypatch.setattr(containers, "has_torch", lambda: True)
     monkeypatch.setattr(torch, "__version__", "2.5.1")
     with pytest.raises(ConfigError, match=r"2\.5\.1"):
         parse_foreign(data, path="x.pt")

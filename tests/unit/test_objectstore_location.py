@@ -37,6 +37,12 @@ def test_urls_parse_and_render_back(text: str, kind: str, bucket: str, prefix: s
     assert pickle.loads(pickle.dumps(url)) == url
 
 
+def test_a_path_is_a_directory_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert BucketUrl.parse(Path("bucket-name")) == BucketUrl(kind="file", bucket=str(tmp_path / "bucket-name"))
+    assert BucketUrl.parse(Path("a/b")) == BucketUrl.parse("./a/b")
+
+
 def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert BucketUrl.parse("./store").bucket == os.path.join(tmp_path, "store")

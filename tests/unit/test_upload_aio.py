@@ -69,7 +69,7 @@ def test_without_the_package_the_message_names_the_extra(monkeypatch: pytest.Mon
     import asyncio
 
     monkeypatch.setitem(sys.modules, "aioboto3", None)
-    monkeypatch.setattr("durastore.upload.aio.find_spec", lambda name: None)
+    monkeypatch.setattr("durastore.extras.find_spec", lambda _: None)
 
     async def enter() -> None:
         async with aio_transport("b", options=S3Options(), max_requests=1)():

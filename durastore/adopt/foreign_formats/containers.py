@@ -19,8 +19,9 @@ import safetensors
 
 from durastore.adopt.foreign_formats.contents import Array, ForeignContents, Unparsed, contents_of
 from durastore.codec.copying import flat_bytes, inspect_tensor
-from durastore.codec.dtypes import DTYPES, has_torch, numpy_dtype
+from durastore.codec.dtypes import DTYPES, numpy_dtype
 from durastore.errors import ConfigError, IntegrityError, UnsupportedTensor
+from durastore.extras import ensure_extra
 from durastore.model import parse_json
 
 __all__ = ["SUFFIXES", "is_foreign", "parse_foreign", "stem_of"]
@@ -125,8 +126,7 @@ def _parse_torch(data: bytes) -> ForeignContents:
 
 
 def _torch() -> Any:
-    if not has_torch():
-        raise ConfigError(".pt and .ckpt files are read with torch", hint="pip install 'durastore[torch]'")
+    ensure_extra("torch", "torch", what="reading .pt and .ckpt files")
     import torch
 
     release = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])

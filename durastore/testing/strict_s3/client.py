@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import fields
 from io import BufferedRWPair
 from pathlib import Path
 from types import TracebackType
@@ -186,7 +187,7 @@ class StrictS3:
 
     def requests(self) -> tuple[SeenRequest, ...]:
         """The last 200,000 requests in the order in which they were answered."""
-        names = ("op", "bucket", "key", "status", "connection", "at_s")
+        names = [each.name for each in fields(SeenRequest)]
         rows = json.loads(self._call("requests")[1])
         return tuple(SeenRequest(**dict(zip(names, row, strict=True))) for row in rows)
 

@@ -12,6 +12,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from io import BufferedRWPair
 from typing import Any
 
@@ -95,9 +96,7 @@ class ControlListener:
 
     def _requests(self, asked: Facts) -> tuple[Facts, bytes]:
         del asked
-        rows = [
-            [row.op, row.bucket, row.key, row.status, row.connection, row.at_s] for row in self._service.seen.copy()
-        ]
+        rows = [astuple(row) for row in self._service.seen.copy()]
         return {}, json.dumps(rows).encode()
 
     def _make_bucket(self, asked: Facts) -> tuple[Facts, bytes]:

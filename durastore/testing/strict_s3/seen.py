@@ -17,3 +17,7 @@ class SeenRequest:
     status: int
     connection: int
     at_s: float
+    has_version: bool
+    """It asked for one version of the object."""
+    prefix: str
+    """Of a listing; empty where it asked for everything."""

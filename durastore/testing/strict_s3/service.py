@@ -125,6 +125,8 @@ class Service:
                 status=0 if answer.is_lost else answer.status,
                 connection=connection.number,
                 at_s=SYSTEM_CLOCK.now_ns() / 1e9,
+                has_version="versionId" in request.query,
+                prefix=request.query.get("prefix", ""),
             )
         )
 
