@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +118,12 @@ class _Progress:
         self._tick = Ticker("adopt", "files to send")
         self._files = 0
         self._done = 0
+        self._lock = threading.Lock()  # events come from many threads
 
     def emit(self, name: str, **facts: str | int | float | bool | None) -> None:
         if name == "adopt.begun":
             self._files = int(facts["files"] or 0)
         elif name == "adopt.file":
-            self._done += 1
-            self._tick(self._done, self._files)
+            with self._lock:
+                self._done += 1
+                self._tick(self._done, self._files)

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from durastore.adopt.inspect import find_fault
 from durastore.adopt.ledger import LAST_SEGMENT
+from durastore.adopt.side_by_side import Work, run_side_by_side
 from durastore.adopt.verbatim import EMPTY_RUN, HashedFile, as_listed, as_pack, as_row
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import (
@@ -41,7 +42,7 @@ from durastore.model import Digest, Evidence, ManifestRow, ObjectKey, SampleId
 from durastore.objectstore.port import ObjectReader, ObjectStore
 from durastore.observe.events import Observer
 from durastore.spool.journal import Journal
-from durastore.spool.pack_bytes import hash_file
+from durastore.spool.pack_bytes import PackHasher, hash_file
 from durastore.spool.records import PackRecord
 from durastore.spool.spool import Spool
 from durastore.upload.engine import Uploader
@@ -51,7 +52,8 @@ from durastore.verify.remote import read_back
 __all__ = ["RowPublisher", "SendReport", "Sender", "hash_local", "leased_where_it_can_be", "open_local"]
 
 _BATCH_FILES = 2_000
-_THREADS = 6
+_THREADS = 8
+_BODY_BYTES = 1 << 20
 _LEAST_PART_BYTES = 5 << 20
 _STOPPING = (EndpointUnreachable, CredentialsRefused, BucketMissing, StoreClosed)
 """What no other file would fare better with."""
@@ -63,6 +65,8 @@ class SendReport:
 
     observer: Observer
     """Hears `adopt.file` once a file was proven, or was not."""
+    is_for_reclaim: bool
+    """Whether files may be freed for what was seen of their objects."""
     listed: list[PackRecord] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
     """Path -> why it was not sent, or not proven."""
@@ -76,8 +80,11 @@ class SendReport:
         return (pack.name for pack in self.listed)
 
 
-def hash_local(folder: Folder, path: SampleId) -> HashedFile:
-    """The file as it is now. `NotVerified` where it is damaged, being written or changes; `SpoolUnreadable`."""
+def hash_local(folder: Folder, path: SampleId, *, is_kept: bool = False) -> HashedFile:
+    """The file as it is now. `NotVerified` where it is damaged, being written or changes; `SpoolUnreadable`.
+
+    `is_kept`: of a small file the bytes come with it, the very ones that were hashed.
+    """
     try:
         fd = open_local(folder, path.text)
     except OSError as exc:
@@ -88,7 +95,7 @@ def hash_local(folder: Folder, path: SampleId) -> HashedFile:
             fault = find_fault(fd, path.text)
             if fault is not None and not fault.is_suspect:  # whether zeros at an end are taken for data, the plan says
                 raise NotVerified(f"{path} {fault.reason}")
-            hasher = hash_file(fd)
+            hasher, body = _hash_small(fd) if is_kept and before.size_bytes <= _BODY_BYTES else (hash_file(fd), None)
             if is_leased:
                 check_leased(fd)
             is_settled = before.would_show_change(SYSTEM_CLOCK.now_ns())  # nobody could write until now
@@ -106,7 +113,15 @@ def hash_local(folder: Folder, path: SampleId) -> HashedFile:
         digest=hasher.digest(),
         crc64nvme=hasher.crc64nvme(),
         is_leased=is_leased and is_settled,
+        body=body,
     )
+
+
+def _hash_small(fd: int) -> tuple[PackHasher, bytes]:
+    """One read, of more than a small file has: one that grew since is found too long."""
+    body, hasher = os.pread(fd, _BODY_BYTES + 1, 0), PackHasher()
+    hasher.update(body)
+    return hasher, body
 
 
 @contextmanager
@@ -121,6 +136,15 @@ def leased_where_it_can_be(fd: int, path: str) -> Iterator[bool]:
                 raise NotVerified(f"{path} is open for writing") from exc
             is_leased = False
         yield is_leased
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A file whose bytes are hashed and on their way."""
+
+    path: SampleId
+    pack: PackRecord
+    future: Future[UploadReply]
 
 
 class RowPublisher:
@@ -176,12 +200,15 @@ class Sender:
         publisher: RowPublisher,
         journal: Journal,
         observer: Observer,
+        is_for_reclaim: bool = True,
     ) -> SendReport:
         """Send, prove and list them all; `files` has each path with the keys that its bytes may have in the bucket. A
         file that cannot be is in the report; an endpoint that is gone is raised, after what was read back has been
         listed. Safe to repeat: equal bytes have one key (INV-4).
+
+        Not `is_for_reclaim`: no file is freed later for what is seen of its object now, which then costs less.
         """
-        report = SendReport(observer=observer)
+        report = SendReport(observer=observer, is_for_reclaim=is_for_reclaim)
         with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="durastore-send") as pool:
             for batch in _batches(files.items()):
                 self._send_batch(batch, pool, publisher=publisher, journal=journal, report=report)
@@ -196,55 +223,36 @@ class Sender:
         journal: Journal,
         report: SendReport,
     ) -> None:
-        stopping: list[DurastoreError] = []
         with closing(self._objects.fresh_reader()) as reader:  # not the uploader's connections
-            work = partial(self._send_one, reader=reader, journal=journal, stopping=stopping, report=report)
-            futures: list[tuple[SampleId, Future[tuple[PackRecord, Evidence]]]] = [
-                (file[0], pool.submit(work, file)) for file in files
-            ]
-            proven = []
-            for path, future in futures:
-                try:
-                    proven.append(future.result())
-                except (DurastoreError, OSError) as exc:
-                    report.kept[path.text] = str(exc)
-                report.observer.emit("adopt.file", is_proven=path.text not in report.kept)
-        if proven:
+            turn = _Turn(self, reader=reader, journal=journal, report=report)
+            work = Work(begin=turn.begin, end=turn.end, size_bytes=lambda begun: begun.pack.size_bytes or 0)
+            run_side_by_side(files, work, pool=pool, threads=_THREADS)
+        if turn.proven:
             at, now_ns = self._clock.stamp(), self._clock.now_ns()
-            rows = [as_row(pack, seen, writer=publisher.writer, time_ns=now_ns) for pack, seen in proven]
+            seen = [turn.proven[path] for path, _ in files if path in turn.proven]
+            rows = [as_row(pack, evidence, writer=publisher.writer, time_ns=now_ns) for pack, evidence in seen]
             segment = publisher.publish_rows(rows)
-            report.listed += [as_listed(pack, seen, segment=segment, seen_at=at) for pack, seen in proven]
-            report.sent_bytes += sum(pack.size_bytes or 0 for pack, _ in proven)
-        if stopping:
-            raise stopping[0]
+            report.listed += [as_listed(pack, evidence, segment=segment, seen_at=at) for pack, evidence in seen]
+            report.sent_bytes += sum(pack.size_bytes or 0 for pack, _ in seen)
+        if turn.stopping:
+            raise turn.stopping[0]
 
-    def _send_one(
-        self,
-        wanted: tuple[SampleId, Sequence[ObjectKey]],
-        *,
-        reader: ObjectReader,
-        journal: Journal,
-        stopping: list[DurastoreError],
-        report: SendReport,
-    ) -> tuple[PackRecord, Evidence]:
-        path, known = wanted
-        if stopping:
-            raise StoreClosed(f"{path} was not tried: {stopping[0].message}")
-        try:
-            file = hash_local(self._folder, path)
-            pack = as_pack(file, self._prefix, known=known)
-            if not file.is_leased:
-                report.unleased.add(path.text)
-            self._give_up_stale(file, pack, journal=journal)
-            self._upload(pack, journal).result()
-            if (pack.size_bytes or 0) > _LEAST_PART_BYTES:
-                journal.set_fact(_session_fact(pack.key), None)
-            return pack, read_back(reader, pack, clock=self._clock)
-        except _STOPPING as exc:
-            stopping.append(exc)
-            raise
-        except InvalidInput as exc:
-            raise NotVerified(f"{path}: {exc.message}") from exc
+    def begin(self, path: SampleId, known: Sequence[ObjectKey], *, journal: Journal, report: SendReport) -> Begun:
+        """Hash one file and hand it to the uploader."""
+        file = hash_local(self._folder, path, is_kept=True)
+        pack = as_pack(file, self._prefix, known=known)
+        if not file.is_leased:
+            report.unleased.add(path.text)
+        self._give_up_stale(file, pack, journal=journal)
+        return Begun(path=path, pack=pack, future=self._upload(pack, file.body, journal=journal))
+
+    def end(self, begun: Begun, *, reader: ObjectReader, journal: Journal, report: SendReport) -> Evidence:
+        """Wait for its upload and read the object back."""
+        begun.future.result()
+        pack = begun.pack
+        if (pack.size_bytes or 0) > _LEAST_PART_BYTES:
+            journal.set_fact(_session_fact(pack.key), None)
+        return read_back(reader, pack, clock=self._clock, is_for_reclaim=report.is_for_reclaim)
 
     def _give_up_stale(self, file: HashedFile, pack: PackRecord, *, journal: Journal) -> None:
         """An upload in parts that an ended process began: its parts cost money until it is aborted. It may have been
@@ -259,7 +267,7 @@ class Sender:
                 self._objects.abort_upload(key, text)
                 journal.set_fact(_session_fact(key), None)
 
-    def _upload(self, pack: PackRecord, journal: Journal) -> Future[UploadReply]:
+    def _upload(self, pack: PackRecord, body: bytes | None, *, journal: Journal) -> Future[UploadReply]:
         assert pack.key is not None
         assert pack.digest is not None
         return self._uploader.submit(
@@ -276,8 +284,50 @@ class Sender:
                     _session_fact(pack.key), session.upload_id if session is not None else None
                 ),
                 on_part=lambda part: None,
+                body=body,
             )
         )
+
+
+class _Turn:
+    """One batch on its way: what became of each file."""
+
+    def __init__(self, sender: Sender, *, reader: ObjectReader, journal: Journal, report: SendReport) -> None:
+        self._sender = sender
+        self._reader = reader
+        self._journal = journal
+        self._report = report
+        self.proven: dict[SampleId, tuple[PackRecord, Evidence]] = {}
+        self.stopping: list[DurastoreError] = []
+
+    def begin(self, wanted: tuple[SampleId, Sequence[ObjectKey]]) -> Begun | None:
+        path, known = wanted
+        try:
+            self._heed_stop(path)
+            return self._sender.begin(path, known, journal=self._journal, report=self._report)
+        except (DurastoreError, OSError) as exc:
+            self._keep(path, exc)
+            return None
+
+    def end(self, begun: Begun) -> None:
+        try:
+            self._heed_stop(begun.path)  # each would wait in vain for as long as the first did
+            evidence = self._sender.end(begun, reader=self._reader, journal=self._journal, report=self._report)
+        except (DurastoreError, OSError) as exc:
+            self._keep(begun.path, exc)
+            return
+        self.proven[begun.path] = begun.pack, evidence
+        self._report.observer.emit("adopt.file", is_proven=True)
+
+    def _heed_stop(self, path: SampleId) -> None:
+        if self.stopping:
+            raise StoreClosed(f"{path} was not proven: {self.stopping[0].message}")
+
+    def _keep(self, path: SampleId, exc: DurastoreError | OSError) -> None:
+        if isinstance(exc, _STOPPING):
+            self.stopping.append(exc)
+        self._report.kept[path.text] = f"{path}: {exc.message}" if isinstance(exc, InvalidInput) else str(exc)
+        self._report.observer.emit("adopt.file", is_proven=False)
 
 
 def _session_fact(key: ObjectKey | None) -> str:

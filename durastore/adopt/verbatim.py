@@ -6,7 +6,7 @@ Pure. Must never make a row without evidence that the object's bytes were read b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from durastore.clock import Stamp
 from durastore.errors import NotVerified
@@ -45,6 +45,8 @@ class HashedFile:
     crc64nvme: str
     is_leased: bool = False
     """Nobody had it open for writing meanwhile, as the kernel said, and who writes from then on shows in its times."""
+    body: bytes | None = field(default=None, repr=False, compare=False)
+    """The bytes that were hashed, of a small file that is to be sent: they need not be read and hashed again."""
 
 
 def as_pack(file: HashedFile, prefix: str, *, known: Sequence[ObjectKey] = ()) -> PackRecord:

@@ -235,7 +235,13 @@ class _Push:
             place.folder, session.objects, prefix=session.prefix, uploader=session.open_uploader(), clock=session.clock
         )
         wanted: dict[SampleId, list[ObjectKey]] = {path: [] for path in paths}
-        sent = sender.send(wanted, publisher=publisher, journal=place.spool.journal, observer=session.observer)
+        sent = sender.send(
+            wanted,
+            publisher=publisher,
+            journal=place.spool.journal,
+            observer=session.observer,
+            is_for_reclaim=False,  # what goes later is proven anew (`keeping`)
+        )
         report.sent, report.sent_bytes = len(sent.listed), sent.sent_bytes
         report.troubles |= sent.kept
         self._hashed += [

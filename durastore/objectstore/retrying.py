@@ -36,6 +36,7 @@ from durastore.objectstore.port import (
     WriteReply,
 )
 from durastore.objectstore.ranges import RangesReader, Span
+from durastore.objectstore.whole import WholeObject, fetch_whole
 
 __all__ = ["RetryPolicy", "RetryingReader", "RetryingStore"]
 
@@ -156,6 +157,10 @@ class RetryingReader:
                 return
             except DurastoreError as exc:
                 attempts.wait_after(exc)
+
+    def fetch_whole(self, key: ObjectKey, *, size_bytes: int) -> WholeObject | None:
+        """See `objectstore.whole`."""
+        return _call(lambda: fetch_whole(self._reader, key, size_bytes=size_bytes), self._attempts())
 
     def close(self) -> None:
         self._reader.close()

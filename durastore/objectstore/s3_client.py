@@ -18,6 +18,7 @@ from durastore.errors import CredentialsRefused
 from durastore.objectstore.classify import classify
 from durastore.objectstore.location import S3Options
 from durastore.objectstore.per_process import PerProcess
+from durastore.objectstore.s3_thrift import spare_repeated_work
 
 __all__ = ["PAGE_BODY", "Connector", "expecting_owner", "refuse_blind_redirect", "shared_loader"]
 
@@ -158,6 +159,7 @@ class Connector:
             client.meta.events.register("before-sign.s3", expecting_owner(options.bucket_owner))
         client.meta.events.register_first("before-parse.s3.ListObjectsV2", _keep_page)
         _parse_pages_once(client.meta.events)
+        spare_repeated_work(client, session.core.get_component("data_loader"))
         return client
 
 

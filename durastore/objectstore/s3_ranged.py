@@ -19,6 +19,7 @@ from durastore.model import ObjectKey
 from durastore.objectstore.classify import classify
 from durastore.objectstore.ranges import Span
 from durastore.objectstore.s3_client import Connector
+from durastore.objectstore.whole import WholeObject
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
@@ -70,6 +71,22 @@ class RangedReads:
         if span != asked or len(data) != stop - start:
             raise IntegrityError(f"get {key}: {len(data)} bytes came instead of {stop - start} at offset {start}")
         return data
+
+    def fetch_whole(self, key: ObjectKey, *, size_bytes: int) -> WholeObject | None:
+        """See `objectstore.whole`."""
+        import obstore
+
+        try:
+            result = obstore.get(self._reader, key.text)
+            meta = result.meta
+            data = memoryview(result.bytes()) if meta["size"] == size_bytes else None
+        except Exception as exc:  # noqa: BLE001  # every one is classified and raised
+            error = _error_of(exc, key, start=0)
+            raise error from _cause(exc, error)
+        if data is None or len(data) != size_bytes:
+            raise IntegrityError(f"get {key}: an object of {meta['size']} bytes came instead of {size_bytes}")
+        etag = meta["e_tag"]
+        return WholeObject(data=data, etag=etag, version_id=meta["version"]) if etag else None
 
     def fetch_ranges(self, key: ObjectKey, spans: Sequence[Span]) -> Sequence[memoryview]:
         """See `objectstore.ranges`: one call of obstore's costs half of as many calls as spans, and copies nothing."""

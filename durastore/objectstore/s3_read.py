@@ -19,6 +19,7 @@ from durastore.objectstore.ranges import Span
 from durastore.objectstore.s3_body import open_body
 from durastore.objectstore.s3_client import Connector
 from durastore.objectstore.s3_ranged import RangedReads, is_usable
+from durastore.objectstore.whole import WholeObject
 
 __all__ = ["S3Reader", "is_archived", "server_time_of"]
 
@@ -101,6 +102,10 @@ class S3Reader:
         if is_usable():
             return self._ranged.get().fetch_ranges(key, spans)
         return [memoryview(self.fetch(key, offset=start, length=stop - start)) for start, stop in spans]
+
+    def fetch_whole(self, key: ObjectKey, *, size_bytes: int) -> WholeObject | None:
+        """See `objectstore.whole`."""
+        return self._ranged.get().fetch_whole(key, size_bytes=size_bytes) if is_usable() else None
 
     def fetch_chunks(
         self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None

@@ -114,7 +114,13 @@ def _send(
     sender = Sender(
         place.folder, session.objects, prefix=session.prefix, uploader=session.open_uploader(), clock=session.clock
     )
-    report = sender.send(files, publisher=publisher, journal=place.spool.journal, observer=session.observer)
+    report = sender.send(
+        files,
+        publisher=publisher,
+        journal=place.spool.journal,
+        observer=session.observer,
+        is_for_reclaim=session.request.is_reclaiming,
+    )
     applied.uploaded += len(report.listed)
     applied.uploaded_bytes += report.sent_bytes
     applied.failed |= report.kept
@@ -210,7 +216,8 @@ def _look_at_one(
         pack = as_pack(file, session.prefix, known=[key])
         if file.digest != digest or pack.key != key:
             return "its bytes are not those that its row names"
-        evidence = read_back(reader, pack, clock=session.clock)
+        is_for_reclaim = session.request.is_reclaiming
+        evidence = read_back(reader, pack, clock=session.clock, is_for_reclaim=is_for_reclaim)
     except (NotVerified, ObjectAbsent, IntegrityError, SpoolUnreadable) as exc:
         return exc.message
     segment = remote.manifest.read[int(files.segments[row])]

@@ -19,6 +19,7 @@ from durastore.model import ObjectKey
 from durastore.objectstore.crc import crc64nvme_b64
 from durastore.objectstore.port import WRITE_ID, ObjectStat, ObjectStore, PartReply
 from durastore.objectstore.ranges import fetch_ranges
+from durastore.objectstore.whole import WHOLE_BYTES, fetch_whole
 
 __all__ = ["ODD_KEYS", "ObjectStoreTests"]
 
@@ -128,6 +129,26 @@ class ObjectStoreTests:
         _put(store, key, body=body)
         for chunk_bytes in (65_536, 300_001, 8 << 20):
             assert b"".join(store.fetch_chunks(key, chunk_bytes=chunk_bytes)) == body
+
+    def test_a_small_object_tells_which_one_it_is(self, store: ObjectStore, prefix: str) -> None:
+        reader = store.fresh_reader()
+        try:
+            for name in ("plain", *ODD_KEYS):
+                key, body = ObjectKey(f"{prefix}/small/{name}"), b"-" + name.encode()
+                _put(store, key, body=body)
+                stat, whole = reader.head(key), fetch_whole(reader, key, size_bytes=len(body))
+                if whole is None:
+                    return  # an adapter without such a way
+                assert (bytes(whole.data), whole.etag, whole.version_id) == (body, stat.etag, stat.version_id)
+                for other in (len(body) - 1, len(body) + 1):
+                    with pytest.raises(IntegrityError):
+                        fetch_whole(reader, key, size_bytes=other)
+            absent = ObjectKey(f"{prefix}/absent")
+            with pytest.raises(ObjectAbsent):
+                fetch_whole(reader, absent, size_bytes=5)
+            assert fetch_whole(reader, absent, size_bytes=WHOLE_BYTES + 1) is None  # never asked for in one piece
+        finally:
+            reader.close()
 
     def test_a_read_can_be_bound_to_an_etag(self, store: ObjectStore, prefix: str) -> None:
         key = ObjectKey(f"{prefix}/bound")

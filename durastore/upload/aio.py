@@ -29,6 +29,7 @@ from durastore.objectstore.location import S3Options
 from durastore.objectstore.port import Body, ObjectStat, PartReply, WriteReply
 from durastore.objectstore.s3_client import expecting_owner, refuse_blind_redirect, shared_loader
 from durastore.objectstore.s3_read import is_archived, server_time_of
+from durastore.objectstore.s3_thrift import spare_repeated_work
 from durastore.upload.port import Transport, TransportFactory
 
 __all__ = ["AioTransport", "aio_transport"]
@@ -287,6 +288,7 @@ async def _open_client(stack: AsyncExitStack, bucket: str, *, options: S3Options
     # The endpoint may also come from the environment or a profile: then only the client can tell what it is.
     if style == "auto" and _is_path_style(bucket, str(client.meta.endpoint_url)):
         client = await opened("path")
+    spare_repeated_work(client, core.get_component("data_loader"))
     client.meta.events.register("before-sign.s3", _without_expect)
     client.meta.events.register("response-received.s3", refuse_blind_redirect)
     if options.bucket_owner is not None:

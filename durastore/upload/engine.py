@@ -244,6 +244,8 @@ class Uploader:
 
 
 async def _send(job: UploadJob, context: UploadContext) -> UploadReply:
+    if job.body is not None and job.size_bytes <= context.limits.multipart_above:
+        return await send_single(job, None, context=context)
     source = PackSource(job)
     try:
         # A recorded session is gone on with even if the limit was raised since: its parts are there already.

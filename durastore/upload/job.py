@@ -7,7 +7,7 @@ statement that the object is there: a reply says what the endpoint answered, and
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from durastore.errors import ConfigError, InvalidInput
@@ -50,6 +50,9 @@ class UploadJob:
     is_overwriting: bool = False
     """The object that lies under the key was found wrong: replace it. Nothing found there can settle a doubt then, so a
     lost answer is settled by sending again."""
+
+    body: bytes | None = field(default=None, repr=False, compare=False)
+    """All bytes of a small file, where they are in memory: it is not opened then. They are checked like those read."""
 
     def __post_init__(self) -> None:
         if self.size_bytes < 0 or not self.write_id or not self.write_id.isascii():

@@ -7,6 +7,7 @@ ones, and must never take 412 for success without having looked.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from durastore.errors import (
     CredentialsRefused,
@@ -21,19 +22,20 @@ from durastore.upload.calls import Request
 from durastore.upload.context import UploadContext
 from durastore.upload.job import UploadJob, UploadReply
 from durastore.upload.settle import conflict, fetch_settlement
-from durastore.upload.source import PackSource
+from durastore.upload.source import PackSource, check_body
 
 __all__ = ["send_single"]
 
 
-async def send_single(job: UploadJob, source: PackSource, *, context: UploadContext) -> UploadReply:
-    """The endpoint's answer to one whole PUT. Safe to repeat: same bytes, same key, same write id.
+async def send_single(job: UploadJob, source: PackSource | None, *, context: UploadContext) -> UploadReply:
+    """The endpoint's answer to one whole PUT, of the job's own bytes where there is no `source`. Safe to repeat: same
+    bytes, same key, same write id.
 
     Every retry sends the complete body from memory. Raises `IntegrityError` before anything is sent if the file is not
     what was sealed, and after a refused create-only PUT if other bytes lie under the key.
     """
 
-    def load() -> memoryview:
+    def load(source: PackSource) -> memoryview:
         source.rewind()
         body = source.read_next(job.size_bytes).body
         source.finish()
@@ -41,7 +43,9 @@ async def send_single(job: UploadJob, source: PackSource, *, context: UploadCont
 
     await context.budget.acquire(job.size_bytes)
     try:
-        put = _Put(job, await context.offload.run(load), context=context)
+        # hashing a body takes a fraction of the way to another thread and back
+        body = check_body(job) if source is None else await context.offload.run(partial(load, source))
+        put = _Put(job, body, context=context)
         request = Request(what=f"PUT of {job.key}", is_write=True, body_bytes=job.size_bytes)
         reply = await context.calls.run(request, put)
     finally:

@@ -14,10 +14,11 @@ import xxhash
 
 from durastore.codec.blocks import BLOCKS
 from durastore.errors import DurastoreError, IntegrityError, SpoolUnreadable
+from durastore.model import Digest
 from durastore.objectstore.crc import combine, crc64nvme_b64
 from durastore.upload.job import UploadJob
 
-__all__ = ["PackSource", "SourceChunk"]
+__all__ = ["PackSource", "SourceChunk", "check_body"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +109,22 @@ class PackSource:
         return body.toreadonly()
 
     def _changed(self, how: str) -> IntegrityError:
-        job = self._job
-        return IntegrityError(
-            f"source changed: the file of {job.key} was sealed with {job.size_bytes} bytes, and {how}",
-            hint="nothing was completed in the bucket; look at the pack in the spool",
-            key=job.key.text,
-            is_source_changed=True,
-        )
+        return _source_changed(self._job, how)
+
+
+def check_body(job: UploadJob) -> memoryview:
+    """The job's own bytes; `IntegrityError` unless they are the sealed pack, byte for byte."""
+    assert job.body is not None
+    size_bytes, digest, crc64nvme = len(job.body), Digest.of(job.body), crc64nvme_b64(job.body)
+    if (size_bytes, digest, crc64nvme) != (job.size_bytes, job.digest, job.crc64nvme):
+        raise _source_changed(job, f"its body has {size_bytes}, digest {digest} and CRC64NVME {crc64nvme}")
+    return memoryview(job.body)
+
+
+def _source_changed(job: UploadJob, how: str) -> IntegrityError:
+    return IntegrityError(
+        f"source changed: the file of {job.key} was sealed with {job.size_bytes} bytes, and {how}",
+        hint="nothing was completed in the bucket; look at the pack in the spool",
+        key=job.key.text,
+        is_source_changed=True,
+    )

@@ -14,6 +14,7 @@ from durastore.objectstore.port import ObjectReader, ObjectStore
 from durastore.objectstore.ranges import fetch_ranges
 from durastore.objectstore.retrying import RetryingStore, RetryPolicy
 from durastore.objectstore.s3_client import Connector
+from durastore.objectstore.whole import WholeObject, fetch_whole
 from tests.faults.objectstore_scripted import DATE_S, Answer, ScriptedS3, SeenRequest, error_body
 
 KEY = ObjectKey("p/k")
@@ -43,13 +44,22 @@ def _ranged(first: int, last: int, *, total: int = len(BODY), body: bytes | None
     return Answer(status=206, headers=headers, body=data, **more)  # type: ignore[arg-type]  # fields of Answer
 
 
-# Three ways by which bytes are read; the first goes through obstore, the others through boto3.
+def _fetch_whole(store: ObjectStore) -> WholeObject | None:
+    reader = store.fresh_reader()
+    try:
+        return fetch_whole(reader, KEY, size_bytes=len(BODY))
+    finally:
+        reader.close()
+
+
+# Four ways by which bytes are read; the first and the last go through obstore, the others through boto3.
 READS: list[Callable[[ObjectStore], object]] = [
     lambda store: store.fetch(KEY, offset=0, length=100),
     lambda store: store.fetch(KEY),
     lambda store: list(store.fetch_chunks(KEY)),
+    _fetch_whole,
 ]
-WAYS = pytest.mark.parametrize("read", READS, ids=["ranged", "whole", "chunks"])
+WAYS = pytest.mark.parametrize("read", READS, ids=["ranged", "whole", "chunks", "small"])
 
 
 # --- HEAD -----------------------------------------------------------------------------------------------------------
@@ -259,6 +269,31 @@ def test_another_range_is_refused(server: ScriptedS3, store: ObjectStore, answer
     server.script(answer)
     with pytest.raises(errors.IntegrityError):
         fetch_ranges(store, KEY, spans=[(0, 100)])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(headers=HEADERS, body=BODY + b"more"),
+        Answer(headers=HEADERS, body=BODY[:-1]),
+        Answer(headers=HEADERS, body=b""),
+        _ranged(0, 99),
+    ],
+)
+def test_a_small_object_of_another_size_is_refused(server: ScriptedS3, store: ObjectStore, answer: Answer) -> None:
+    server.script(answer)
+    with pytest.raises(errors.IntegrityError):
+        _fetch_whole(store)
+    assert len(server.seen) == 1
+
+
+def test_a_small_object_is_the_one_that_its_own_answer_names(server: ScriptedS3, store: ObjectStore) -> None:
+    server.script(Answer(headers={**HEADERS, "x-amz-version-id": "v7"}, body=BODY))
+    found = _fetch_whole(store)
+    assert found is not None
+    assert (bytes(found.data), found.etag, found.version_id) == (BODY, '"e1"', "v7")
+    server.script(Answer(headers={"Last-Modified": HEADERS["Last-Modified"]}, body=BODY))
+    assert _fetch_whole(store) is None  # bytes of which nobody says whose they are
 
 
 def test_of_several_ranges_none_is_given_where_one_is_another(server: ScriptedS3, store: ObjectStore) -> None:

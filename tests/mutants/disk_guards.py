@@ -428,6 +428,14 @@ _SENDING_GUARDS = (
         tests=("tests/faults/test_upload_faults.py::test_a_byte_that_changed_since_the_seal_is_never_completed",),
     ),
     Mutant(
+        name="body-not-compared",
+        clause=_SENT,
+        file="durastore/upload/source.py",
+        before="    if (size_bytes, digest, crc64nvme) != (job.size_bytes, job.digest, job.crc64nvme):\n",
+        after="    if False:\n",
+        tests=(f"{_SOURCE_TESTS}::test_bytes_in_memory_are_checked_like_those_of_the_file",),
+    ),
+    Mutant(
         name="complete-before-the-hash",
         clause=_SENT,
         file="durastore/upload/multipart.py",

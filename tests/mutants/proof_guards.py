@@ -268,6 +268,30 @@ _EVIDENCE_GUARDS = (
         after="if False:",
         tests=("tests/unit/test_verify_remote.py",),
     ),
+    Mutant(
+        name="one-answer-not-compared",
+        clause="else READ_BACK: fetch and hash every byte",
+        file=REMOTE,
+        before="    if digest != record.digest:\n",
+        after="    if False:\n",
+        tests=("tests/unit/test_verify_remote.py",),
+    ),
+    Mutant(
+        name="one-answer-for-a-reclaim",
+        clause=_DATE,
+        file=REMOTE,
+        before="    if not is_for_reclaim:\n",
+        after="    if True:\n",
+        tests=("tests/unit/test_verify_remote.py",),
+    ),
+    Mutant(
+        name="adopt-proof-for-a-reclaim-without-time",
+        clause=_DATE,
+        file="durastore/reconcile/folder_apply.py",
+        before="        is_for_reclaim=session.request.is_reclaiming,\n",
+        after="        is_for_reclaim=False,\n",
+        tests=("tests/unit/test_adopt_folder.py::test_one_answer_proves_a_small_file_unless_it_is_to_go",),
+    ),
 )
 
 _TIME_GUARDS = (

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from durastore.adopt.place import PRIVATE_NAME
-from durastore.errors import RootMismatch
+from durastore.errors import CredentialsRefused, RootMismatch
 from durastore.formats.file_keys import file_key
 from durastore.model import Digest, ObjectKey, SampleId
 from durastore.objectstore.crc import crc64nvme_b64
 from durastore.objectstore.location import BucketUrl
+from durastore.objectstore.memory import MemoryStore
+from durastore.objectstore.whole import WholeObject
 from durastore.reconcile.run import reconcile
 from durastore.reconcile.session import ReconcileRequest
 from durastore.spool.root import SpoolRoot
+from durastore.testing.faulty import Fault, FaultRule
 from tests.unit.reconcile_lab import PREFIX, FolderLab, by_kind, npy
 
 
@@ -28,6 +33,13 @@ def lab(tmp_path: Path) -> FolderLab:
 
 def _adopt(lab: FolderLab, *, is_applied: bool = True, **asked: Any) -> Any:
     return lab.run(is_adopting=True, is_applied=is_applied, **asked)
+
+
+def large_npy(size_bytes: int) -> bytes:
+    """A whole file that is not read in one piece."""
+    file = io.BytesIO()
+    np.save(file, np.arange(1, size_bytes // 8, dtype=np.int64))
+    return file.getvalue()
 
 
 def _mixed(lab: FolderLab) -> dict[str, bytes]:
@@ -136,6 +148,82 @@ def test_a_spool_root_is_not_adopted(lab: FolderLab, tmp_path: Path) -> None:
     )
     with pytest.raises(RootMismatch, match="spool root"):
         reconcile(request, objects=lab.objects, clock=lab.clock)
+
+
+def test_what_was_proven_before_the_bucket_refused_is_listed(lab: FolderLab) -> None:
+    for number in range(300):
+        lab.write(f"a/{number}.npy", npy(number))
+    lab.faulty.add(FaultRule(op="put", fault=Fault.FORBIDDEN, first=150, count=None, key_part="/files/"))
+    with pytest.raises(CredentialsRefused):
+        _adopt(lab)
+    assert lab.faulty.count("put") < 300  # what was not begun by then was not tried
+    lab.objects = lab.memory
+    left = by_kind(_adopt(lab, is_applied=False).findings)["only-local", "local"]
+    assert 150 < len(left) < 300
+    report = _adopt(lab)
+    assert (report.applied.uploaded, report.exit_code) == (len(left), 0)
+    assert len(lab.bucket_files()) == 300
+
+
+@pytest.mark.parametrize("size", [0, 2 << 20])
+@pytest.mark.parametrize("how", ["grows", "is touched"])
+def test_a_file_that_changes_while_it_is_hashed_is_not_sent(
+    lab: FolderLab, monkeypatch: pytest.MonkeyPatch, how: str, size: int
+) -> None:
+    path = lab.write("a/0.npy", npy(0) if not size else large_npy(size))
+
+    def changed(fd: int, name: str) -> None:
+        if how == "is touched":
+            os.utime(path, ns=(1, 1))
+            return
+        with path.open("ab") as file:
+            file.write(b"more")
+
+    monkeypatch.setattr("durastore.fsio.lease._SETLEASE", None)  # with a lease nobody could
+    monkeypatch.setattr("durastore.adopt.sending.find_fault", changed)
+    report = _adopt(lab)
+    assert report.applied.uploaded == 0
+    assert "changes while it is read" in report.applied.failed["a/0.npy"]
+    assert lab.keys() == []
+
+
+class WholeMemory(MemoryStore):
+    """Gives small objects whole, as an S3 store does; `lie` in place of their bytes."""
+
+    lie: bytes | None = None
+    wholes = 0
+
+    def fetch_whole(self, key: ObjectKey, *, size_bytes: int) -> WholeObject | None:
+        self.wholes += 1
+        data = self.fetch(key) if self.lie is None else self.lie
+        return WholeObject(data=memoryview(data), etag=self.head(key).etag, version_id=None)
+
+
+def _whole_memory(lab: FolderLab) -> WholeMemory:
+    lab.memory = lab.objects = memory = WholeMemory(clock=lab.clock)
+    return memory
+
+
+@pytest.mark.parametrize("is_reclaiming", [False, True])
+def test_one_answer_proves_a_small_file_unless_it_is_to_go(lab: FolderLab, is_reclaiming: bool) -> None:
+    memory = _whole_memory(lab)
+    for number in range(40):
+        lab.write(f"a/{number}.npy", npy(number))
+    report = _adopt(lab, is_reclaiming=is_reclaiming)
+    assert (report.applied.uploaded, report.exit_code) == (40, 0)
+    assert memory.wholes == (0 if is_reclaiming else 40)
+    assert len(lab.files()) == (0 if is_reclaiming else 40)
+    lab.check_nothing_lost()
+
+
+def test_a_file_whose_one_answer_has_other_bytes_is_not_listed(lab: FolderLab) -> None:
+    memory = _whole_memory(lab)
+    lab.write("0.npy", npy(0))
+    memory.lie = npy(1)
+    report = _adopt(lab)
+    assert (report.applied.uploaded, list(report.applied.failed), lab.keys("manifest")) == (0, ["0.npy"], [])
+    memory.lie = None
+    assert _adopt(lab).applied.uploaded == 1
 
 
 def test_progress_is_told_file_by_file(lab: FolderLab) -> None:

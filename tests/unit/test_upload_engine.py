@@ -258,6 +258,21 @@ def _job_with(pack: Pack, **changes: object) -> UploadJob:
     return UploadJob(**fields)
 
 
+def test_bytes_in_memory_are_sent_and_the_file_is_not_opened(
+    tmp_path: Path, transport: FakeTransport, uploader: Uploader
+) -> None:
+    pack, other = _pack(tmp_path, "small", PART), _pack(tmp_path, "other", PART)
+    uploader.submit(_job_with(pack, body=pack.data)).result(10)
+    assert transport.objects[pack.key.text][0] == pack.data
+    with pytest.raises(IntegrityError, match="source changed"):
+        uploader.submit(_job_with(other, body=pack.data)).result(10)
+    assert other.key.text not in transport.objects
+    assert (pack.opened, other.opened) == (0, 0)
+    large = _pack(tmp_path, "large", 3 * PART)
+    uploader.submit(_job_with(large, body=large.data)).result(10)  # in parts, as without
+    assert (large.opened, transport.objects[large.key.text][0]) == (1, large.data)
+
+
 def test_a_journal_that_fails_stops_its_job_and_leaves_no_unknown_upload(
     tmp_path: Path, transport: FakeTransport, uploader: Uploader
 ) -> None:

@@ -15,7 +15,7 @@ from durastore.errors import DurastoreError, IntegrityError, SpoolUnreadable
 from durastore.model import Digest, ObjectKey
 from durastore.objectstore.crc import crc64nvme_b64
 from durastore.upload.job import UploadJob
-from durastore.upload.source import PackSource
+from durastore.upload.source import PackSource, check_body
 
 DATA = bytes(range(256)) * 40
 
@@ -102,6 +102,17 @@ def test_digest_and_checksum_each_decide(path: Path, facts: dict[str, Any]) -> N
     with pytest.raises(IntegrityError, match="source changed"):
         source.finish()
     source.close()
+
+
+@pytest.mark.parametrize(
+    "facts", [{"digest": Digest.of(b"other")}, {"crc64nvme": "AAAAAAAAAAA="}, {"size_bytes": 3}, {"body": DATA + b"x"}]
+)
+def test_bytes_in_memory_are_checked_like_those_of_the_file(path: Path, facts: dict[str, Any]) -> None:
+    job = replace(_job(path), body=DATA)
+    assert bytes(check_body(job)) == DATA
+    with pytest.raises(IntegrityError, match="source changed") as caught:
+        check_body(replace(job, **facts))
+    assert caught.value.facts["is_source_changed"] is True
 
 
 def test_a_file_unlinked_while_open_is_still_read_whole(path: Path) -> None:

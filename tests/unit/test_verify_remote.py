@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from durastore.clock import ManualClock
-from durastore.errors import IntegrityError, NotVerified, ObjectAbsent
+from durastore.errors import DurastoreError, IntegrityError, NotVerified, ObjectAbsent, RequestRefused
 from durastore.model import Digest, EvidenceLevel, ObjectKey
 from durastore.objectstore.memory import MemoryStore
 from durastore.objectstore.port import ObjectStat
+from durastore.objectstore.whole import WHOLE_BYTES, WholeObject
 from durastore.testing.faulty import Fault, FaultRule, FaultyStore
 from durastore.verify.remote import check_segment, read_back
 from tests.unit.verify_lab import DATA, DIGEST, KEY, record
@@ -120,6 +121,77 @@ def test_an_endless_body_is_not_read_to_its_end(store: FaultyStore) -> None:
     with pytest.raises(IntegrityError):
         read_back(reader, PACK, clock=CLOCK)
     assert len(asked) == len(DATA) // 400 + 1
+
+
+class WholeReads:
+    """A store that also gives small objects whole; what it was asked is noted."""
+
+    def __init__(self, inner: FaultyStore, *, answer: WholeObject | DurastoreError | None) -> None:
+        self._inner, self._answer = inner, answer
+        self.asked: list[str] = []
+
+    def fetch_whole(self, key: ObjectKey, *, size_bytes: int) -> WholeObject | None:
+        self.asked.append(f"whole {key} {size_bytes}")
+        if isinstance(self._answer, DurastoreError):
+            raise self._answer
+        return self._answer
+
+    def head(self, key: ObjectKey) -> ObjectStat:
+        self.asked.append("head")
+        return self._inner.head(key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _whole(data: bytes) -> WholeObject:
+    return WholeObject(data=memoryview(data), etag='"of the answer"', version_id="v7")
+
+
+WHOLE_ASKED = f"whole {KEY} {len(DATA)}"
+
+
+def test_a_small_object_that_nothing_goes_for_is_read_by_one_request(store: FaultyStore) -> None:
+    reader: Any = WholeReads(store, answer=_whole(DATA))
+    found = read_back(reader, PACK, clock=CLOCK, is_for_reclaim=False)
+    assert reader.asked == [WHOLE_ASKED]
+    assert (found.level, found.key, found.size_bytes) == (EvidenceLevel.READ_BACK, KEY, len(DATA))
+    assert (found.digest, found.etag, found.version_id) == (DIGEST, '"of the answer"', "v7")
+    assert (found.taken, found.server_time_s, found.probe) == (CLOCK.stamp().render(), None, None)
+
+
+def test_for_a_reclaim_the_time_of_the_server_is_asked_for(store: FaultyStore) -> None:
+    reader: Any = WholeReads(store, answer=_whole(DATA))
+    found = read_back(reader, PACK, clock=CLOCK)
+    assert (reader.asked, found.server_time_s) == (["head", "head"], store.head(KEY).server_time_s)
+    assert found.server_time_s is not None
+
+
+def test_wrong_bytes_of_one_answer_are_a_mismatch_at_once(store: FaultyStore) -> None:
+    reader: Any = WholeReads(store, answer=_whole(DATA[:-1] + b"?"))
+    with pytest.raises(IntegrityError, match=f"holds {len(DATA)} bytes") as caught:
+        read_back(reader, PACK, clock=CLOCK, is_for_reclaim=False)
+    assert (reader.asked, caught.value.facts["key"]) == ([WHOLE_ASKED], KEY.text)
+    reader = WholeReads(store, answer=IntegrityError("cut"))
+    with pytest.raises(IntegrityError, match="cut"):
+        read_back(reader, PACK, clock=CLOCK, is_for_reclaim=False)
+
+
+@pytest.mark.parametrize("answer", [None, ObjectAbsent("one answer"), RequestRefused("one answer")])
+def test_where_one_answer_gives_no_bytes_head_and_get_decide(store: FaultyStore, answer: Any) -> None:
+    reader: Any = WholeReads(store, answer=answer)
+    found = read_back(reader, PACK, clock=CLOCK, is_for_reclaim=False)
+    assert (found.etag, reader.asked) == (store.head(KEY).etag, [WHOLE_ASKED, "head", "head"])
+    store.lose(KEY)
+    with pytest.raises(ObjectAbsent):
+        read_back(reader, PACK, clock=CLOCK, is_for_reclaim=False)
+
+
+def test_a_large_object_is_not_asked_for_in_one_piece(store: FaultyStore) -> None:
+    reader: Any = WholeReads(store, answer=_whole(DATA))
+    with pytest.raises(IntegrityError):
+        read_back(reader, replace(PACK, size_bytes=WHOLE_BYTES + 1), clock=CLOCK, is_for_reclaim=False)
+    assert reader.asked == ["head"]
 
 
 def test_a_segment_has_to_be_there_with_the_bytes_of_its_name(store: FaultyStore) -> None:
