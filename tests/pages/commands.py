@@ -43,7 +43,8 @@ def fault_of(line: CommandLine) -> str | None:
     bare = line.text.replace("[OPTIONS]", "")
     while (shorter := _META.sub(lambda m: m[0].strip("[].…"), bare)) != bare:
         bare = shorter
-    words = shlex.split(re.sub(r"[|>;].*" if line.is_typed else r"[|]", " ", bare), comments=True)[1:]
+    # a typed line ends where another program begins; elsewhere | also stands between two options
+    words = shlex.split(re.sub(r"[|>;].*" if line.is_typed else r" \| [a-z].*|[|]", " ", bare), comments=True)[1:]
     command: click.Command = cli
     ctx = click.Context(cli, info_name="durastore")
     while isinstance(command, click.Group):
