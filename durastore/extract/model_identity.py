@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from durastore.errors import ConfigError
@@ -255,10 +256,7 @@ def _probe(files: Sequence[Path]) -> str:
 
 
 def _identify_gguf(file: Path) -> ModelIdentity:
-    ensure_extra("extract", "gguf", what="reading a .gguf model")
-    from gguf import GGUFReader
-
-    reader = GGUFReader(file)
+    reader = _gguf_reader(file)
     architecture = str(_gguf_value(reader, "general.architecture"))
     max_positions = _gguf_value(reader, f"{architecture}.context_length", default=None)
     with file.open("rb") as stream:
@@ -276,6 +274,26 @@ def _identify_gguf(file: Path) -> ModelIdentity:
         num_layers=int(_gguf_value(reader, f"{architecture}.block_count")),
         max_positions=int(max_positions) if max_positions else None,
     )
+
+
+def _gguf_reader(file: Path) -> Any:
+    ensure_extra("extract", "gguf", what="reading a .gguf model")
+    from gguf import GGUFReader
+
+    class PlainReader(GGUFReader):  # type: ignore[misc]  # its package is not followed
+        """Slices a plain array: of a `memmap` each of the slices, several for each word of the vocabulary, would be
+        made a `memmap` again, which takes seconds.
+        """
+
+        @property
+        def data(self) -> Any:
+            return self._mapped
+
+        @data.setter
+        def data(self, mapped: np.ndarray[Any, Any]) -> None:
+            self._mapped = mapped.view(np.ndarray)  # keeps the mapping it is a view of
+
+    return PlainReader(file)
 
 
 _REQUIRED = object()
