@@ -280,7 +280,7 @@ class PackKind(Enum):
 
 
 class EvidenceLevel(IntEnum):
-    """How a remote copy is known. Only ATTESTED and READ_BACK can ever free a byte."""
+    """How a copy is known: its name was listed; a word that this endpoint keeps; every byte. LISTED never frees one."""
 
     LISTED = 1
     ATTESTED = 2

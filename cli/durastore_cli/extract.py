@@ -64,7 +64,13 @@ def _model_options(command: F) -> F:
             click.option("--model", required=True, metavar="NAME", help="Model folder, .gguf file or hub name."),
             click.option("--layers", required=True, help="States to store, such as 2,15,27,last (0: embeddings)."),
             click.option("--normed-last", is_flag=True, help="Take 'last' after the final norm instead of before it."),
-            click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16"),
+            click.option(
+                "--dtype",
+                type=click.Choice(["bfloat16", "float16", "float32"]),
+                default="bfloat16",
+                show_default=True,
+                help="Of the model and of its states.",
+            ),
             click.option("--device", metavar="NAME", help="cuda, cuda:1, cpu; the first GPU by default."),
             click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model."),
             click.option("--max-seq-len", type=click.IntRange(1), help="Longest sample (default: the model's own)."),
@@ -72,7 +78,13 @@ def _model_options(command: F) -> F:
             click.option(
                 "--audit", type=SHARE, default=None, help="Share that also runs alone, to compare, such as 0.5%."
             ),
-            click.option("--batch-tokens", type=click.IntRange(1), default=8192, show_default=True),
+            click.option(
+                "--batch-tokens",
+                type=click.IntRange(1),
+                default=8192,
+                show_default=True,
+                help="Most of one forward pass.",
+            ),
         )
     ):
         command = option(command)
@@ -97,7 +109,11 @@ def _engine_options(command: F) -> F:
             ),
             click.option("--tries", type=click.IntRange(1), default=3, show_default=True, help="Requests a sample."),
             click.option(
-                "--request-timeout", type=click.FloatRange(0, min_open=True), default=120.0, show_default=True
+                "--request-timeout",
+                type=click.FloatRange(0, min_open=True),
+                default=120.0,
+                show_default=True,
+                help="Seconds for one answer.",
             ),
             click.option(
                 "--watch-idle",

@@ -51,7 +51,7 @@ class PullRequest:
 
 @dataclass(slots=True, kw_only=True)
 class PullReport:
-    """What became of the files that were asked for."""
+    """What became of the files that were asked for: brought, there already, or failed, each with its error."""
 
     snapshot: ListRef
     written: int = 0

@@ -61,7 +61,7 @@ class PushRequest:
 
 @dataclass(slots=True, kw_only=True)
 class PushReport:
-    """What became of a push."""
+    """What became of a push. Counts are of files, sizes in bytes; `troubles` and `kept` map a path to the reason."""
 
     name: str
     snapshot: ListRef | None = None

@@ -73,7 +73,10 @@ class Dataset:
         cache: NodeCache | None = None,
         **options: Any,
     ) -> None:
-        """Open `url` and resolve its manifest. Raises `StoreMissing`, `ManifestIncomplete`, `ConfigError`, ..."""
+        """Open `url` and resolve its manifest. Raises `StoreMissing`, `BucketMissing`, `ManifestIncomplete`,
+        `ConfigError` (options, a cache that does not fit), `InvalidInput` (the snapshot), `FormatUnsupported`,
+        `CredentialsRefused`, `PermissionRefused`, `EndpointUnreachable`.
+        """
         if max_requests < 1:
             raise ConfigError(f"max_requests is {max_requests}", hint="it has to be at least 1")
         self._place = BucketUrl.parse(url)

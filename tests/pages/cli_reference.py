@@ -66,5 +66,6 @@ def _cell(option: click.Option, ctx: click.Context) -> str:
         value = f"`{option.make_metavar(ctx)}`"
     notes = [" ".join((option.help or "").split())]
     notes += ["Required."] if option.required else []
+    notes += [f"Default: {option.default}."] if option.show_default else []
     notes += ["May be repeated."] if option.multiple else []
-    return " | ".join((names, value, " ".join(notes).replace("|", "\\|").replace("<", "&lt;")))
+    return " | ".join((names, value, " ".join(notes).strip().replace("|", "\\|").replace("<", "&lt;")))

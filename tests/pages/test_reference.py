@@ -49,6 +49,12 @@ def test_every_command_has_its_options_on_the_page() -> None:
     assert seen > 200
 
 
+def test_every_option_has_a_meaning() -> None:
+    rows = [line for line in _page("cli.md").splitlines() if line.startswith("| `--")]
+    assert len(rows) > 200
+    assert [row for row in rows if not re.search(r"\| [^|]+ \|$", row)] == []
+
+
 def test_every_public_name_is_on_the_page_with_its_methods() -> None:
     text = _page("api.md")
     for name in durastore.__all__:
