@@ -6,7 +6,7 @@ The server counts the requests; nothing here trusts what the code says it would 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,31 +88,61 @@ class Lab:
         """Put, flush, and free; a large sample goes up in parts. The endpoint is probed by the way."""
         with self.open() as store:
             store.put("a", {"x": np.arange(9)})
-            store.put("large", {"x": np.random.default_rng(0).integers(0, 255, 20 << 20, np.uint8)})
+            store.put("large", {"x": np.random.default_rng(0).integers(0, 255, 17 << 20, np.uint8)})
             store.flush()
             store.drain()
 
     def write_after_a_kill(self) -> None:
-        """An upload that broke off is gone on with, and what a process forgot is aborted."""
-        self.server.script(Rule(lie=Lie.ERROR, op="upload_part", first=2, count=None))
-        store = self.open()
-        store.put("later", {"x": np.random.default_rng(1).integers(0, 255, 40 << 20, np.uint8)})
-        wait_until(lambda: self.server.counts()["upload_part"] >= 3)
-        store.abandon()
+        """What an earlier process forgot is aborted, and an upload that broke off is gone on with."""
         key = next(key for key in self.server.keys(self.bucket) if "/packs/" in key)
         self.server.script(Rule(lie=Lie.CLOCK_SKEW, op="create_upload", amount=-600))
-        client = self.server.client()
-        client.create_multipart_upload(Bucket=self.bucket, Key=key)
+        self.server.client().create_multipart_upload(Bucket=self.bucket, Key=key)
+        self.server.script(Rule(lie=Lie.ERROR, op="upload_part", first=2, count=None))
+        before = self.server.counts()
+        store = self.open(orphan_age_s=300.0)
+        wait_until(lambda: self.server.counts()["abort_upload"] > before["abort_upload"])
+        store.put("later", {"x": np.random.default_rng(1).integers(0, 255, 17 << 20, np.uint8)})
+        wait_until(lambda: self.server.counts()["upload_part"] >= before["upload_part"] + 2)
+        store.abandon()
         self.server.script()
-        aborted = self.server.counts()["abort_upload"]
-        with closing(self.open(orphan_age_s=300.0)) as store:
+        with self.open() as store:
             store.flush()
-            wait_until(lambda: self.server.counts()["abort_upload"] > aborted)
 
-    def adopt_and_keep(self) -> None:
-        """Somebody's files as they are, and a folder as a snapshot."""
-        for name in ("files", "run"):
+    # --- what an operator does ---------------------------------------------------------------------------------------
+
+    def operate(self) -> None:
+        """Probe, compare, repair, adopt somebody's files and free them, keep a folder, put the manifest in order."""
+        local = ["--local", str(self.folder / "spool")]
+        for name in ("files", "more", "run"):
             (self.folder / name).mkdir()
             np.save(self.folder / name / "array.npy", np.arange(9))
-        assert self.command("adopt", str(self.folder / "files"), "--reclaim") in (0, 3)
-        assert self.command("artifacts", "push", str(self.folder / "run")) == 0
+        for words in (
+            ["probe"],
+            ["reconcile", *local, "--apply"],
+            ["reconcile", "--local", str(self.folder / "more"), "--apply"],
+            ["adopt", str(self.folder / "files"), "--reclaim", "--settle", "0"],
+            ["artifacts", "push", str(self.folder / "run")],
+            ["drain", *local],
+            ["doctor", *local],
+            ["manifest", "compact"],
+            ["manifest", "rebuild"],
+        ):
+            assert self.command(*words) == 0, words
+
+    # --- what a reader does ------------------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Everything that hands out samples, or tells of them."""
+        with durastore.Dataset(self.url) as dataset:
+            assert {"a", "large", "later"} <= set(dataset.ids)
+            for sample_id in ("a", "large", "later"):
+                assert dataset[sample_id].id == sample_id
+        for words in (
+            ["ls"],
+            ["get", "a", "--out", str(self.folder / "out")],
+            ["verify", "--deep"],
+            ["manifest", "show"],
+            ["artifacts", "ls"],
+            ["artifacts", "pull", "--name", "run", "--out", str(self.folder / "back")],
+        ):
+            assert self.command(*words) == 0, words
