@@ -95,7 +95,8 @@ def hash_local(folder: Folder, path: SampleId, *, is_kept: bool = False) -> Hash
             fault = find_fault(fd, path.text)
             if fault is not None and not fault.is_suspect:  # whether zeros at an end are taken for data, the plan says
                 raise NotVerified(f"{path} {fault.reason}")
-            hasher, body = _hash_small(fd) if is_kept and before.size_bytes <= _BODY_BYTES else (hash_file(fd), None)
+            is_in_memory = is_kept and before.size_bytes <= _BODY_BYTES
+            hasher, body = _hash_small(fd, before.size_bytes) if is_in_memory else (hash_file(fd), None)
             if is_leased:
                 check_leased(fd)
             is_settled = before.would_show_change(SYSTEM_CLOCK.now_ns())  # nobody could write until now
@@ -117,9 +118,9 @@ def hash_local(folder: Folder, path: SampleId, *, is_kept: bool = False) -> Hash
     )
 
 
-def _hash_small(fd: int) -> tuple[PackHasher, bytes]:
-    """One read, of more than a small file has: one that grew since is found too long."""
-    body, hasher = os.pread(fd, _BODY_BYTES + 1, 0), PackHasher()
+def _hash_small(fd: int, size_bytes: int) -> tuple[PackHasher, bytes]:
+    """One read, of one byte more than the file had: a file that grew since is found too long."""
+    body, hasher = os.pread(fd, size_bytes + 1, 0), PackHasher()
     hasher.update(body)
     return hasher, body
 

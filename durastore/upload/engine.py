@@ -244,12 +244,13 @@ class Uploader:
 
 
 async def _send(job: UploadJob, context: UploadContext) -> UploadReply:
-    if job.body is not None and job.size_bytes <= context.limits.multipart_above:
+    # A recorded session is gone on with even if the limit was raised since: its parts are there already.
+    is_single = job.size_bytes == 0 or (job.session is None and job.size_bytes <= context.limits.multipart_above)
+    if is_single and job.body is not None:
         return await send_single(job, None, context=context)
     source = PackSource(job)
     try:
-        # A recorded session is gone on with even if the limit was raised since: its parts are there already.
-        if job.size_bytes == 0 or (job.session is None and job.size_bytes <= context.limits.multipart_above):
+        if is_single:
             return await send_single(job, source, context=context)
         return await send_multipart(job, source, context=context)
     finally:

@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -69,16 +70,44 @@ def run_process(command: Sequence[str], environment: dict[str, str]) -> Ended:
     started = time.perf_counter()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.DEVNULL)
+        peak = _Peak(process.pid)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         output.seek(0)
         return Ended(
             wall_s=time.perf_counter() - started,
             cpu_s=usage.ru_utime + usage.ru_stime,
-            peak_mb=usage.ru_maxrss / 1024,
+            peak_mb=peak.end(),
             output=output.read(),
             code=process.returncode,
         )
+
+
+class _Peak:
+    """The most memory that a process had resident, as the kernel tells it while it lives. What `wait4` tells after it
+    ended begins with the memory of the process that started it.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._path = Path(f"/proc/{pid}/status")
+        self._peak_kb = 0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def end(self) -> float:
+        """Megabytes (1024 kB each); what was reached in the last 20 ms may lack."""
+        self._is_over.set()
+        self._thread.join()
+        return self._peak_kb / 1024
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(0.02):
+            try:
+                lines = self._path.read_text().splitlines()
+            except OSError:
+                return  # it has ended
+            self._peak_kb = max([self._peak_kb, *(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))])
 
 
 def durastore_command(arguments: Sequence[str]) -> list[str]:
