@@ -27,6 +27,7 @@ from durastore.extract.job import (
     transformers_engine,
 )
 from durastore.extract.job_book import KnownJob, begin_job, end_job, note_found
+from durastore.extract.leased_work import WorkerOrder
 from durastore.extract.leases import LeaseQueue, Task, TaskState
 from durastore.extract.progress import shown_progress
 from durastore.extract.records import Records
@@ -36,7 +37,6 @@ from durastore.extract.semantic import CheckReport
 from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import SHOWN_FAILURES, Counts, Tally
 from durastore.extract.tokens import tokenise
-from durastore.extract.worker import WorkerOrder
 from durastore.model import Digest, Run, SampleId, render_json
 from durastore.observe.events import LOGGER
 from durastore.store.opening import open_store
@@ -76,7 +76,9 @@ def run_shared_extract(
         work.fill(store)
         store.abandon()  # its spool is free for a worker; what waits in it goes on there
         orders = [
-            WorkerOrder(request=request, job=job, slot=slot, engine_factory=engine_factory)
+            WorkerOrder(
+                request=request, job=job, run=Run.of(plan.run).digest.hex, slot=slot, engine_factory=engine_factory
+            )
             for slot in range(request.workers or 1)
         ]
         return work.finish(work.work_off(orders))

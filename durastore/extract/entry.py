@@ -14,11 +14,11 @@ from durastore.errors import ConfigError
 from durastore.extract.crew_job import run_shared_extract
 from durastore.extract.engine_choice import engine_factory
 from durastore.extract.job import ExtractRequest, run_extract, transformers_engine
+from durastore.extract.leased_work import settings_of_slot
 from durastore.extract.preflight import Budget
 from durastore.extract.preflight_look import look_ahead
 from durastore.extract.report import ExtractReport
 from durastore.extract.shards import parse_shard, shard_of_environment
-from durastore.extract.worker import settings_of_slot
 from durastore.objectstore.location import BucketUrl
 
 __all__ = ["extract", "refuse_hopeless", "with_shard"]
