@@ -19,6 +19,7 @@ from durastore.errors import DurastoreError
 from durastore.extract.deaths import DeathCount
 from durastore.extract.leased_work import WorkerEnd, WorkerOrder
 from durastore.extract.leases import LeaseQueue
+from durastore.extract.report import LeftSpool
 from durastore.extract.semantic import CheckReport, merged
 from durastore.extract.switch import StopSwitch
 from durastore.extract.worker import work
@@ -40,6 +41,8 @@ class CrewEnd:
     """All that could still speak were told by somebody else to stop."""
     is_abandoned: bool = False
     deaths: int = 0
+    left_behind: tuple[LeftSpool, ...] = ()
+    """On other machines."""
     checks: CheckReport = field(default_factory=CheckReport)
     """Of the workers that could tell."""
 
