@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from signal import SIGTERM
 
-import durastore
 from durastore.clock import Clock
 from durastore.errors import ConfigError, CredentialsRefused, DurastoreError, EngineFailed
 from durastore.extract.cluster import Actor, Answer, Begun, Cluster, Hello, Lost, Refused
@@ -59,8 +58,10 @@ class _Member:
 class ClusterCrew:
     """Called as `run_crew` is, once for each round of a job."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, version: str) -> None:
+        """`version`: this durastore's, which every machine has to have."""
         self._cluster = cluster
+        self._version = version
         self._leftovers = Leftovers(cluster)
 
     def __call__(
@@ -69,7 +70,8 @@ class ClusterCrew:
         """Run these workers until the queue is empty, all were stopped, or one cannot go on. Raises for no worker;
         `DiskFailed` where this machine's queue or records cannot be written.
         """
-        shift = _Shift(self._cluster, queue, switch=switch, clock=clock, leftovers=self._leftovers)
+        known = (self._leftovers, self._version)
+        shift = _Shift(self._cluster, queue, bookkeeping=(switch, clock), known=known)
         try:
             shift.run(orders)
         finally:
@@ -81,20 +83,23 @@ class ClusterCrew:
 
 class _Shift:
     def __init__(
-        self, cluster: Cluster, queue: LeaseQueue, *, switch: StopSwitch, clock: Clock, leftovers: Leftovers
+        self,
+        cluster: Cluster,
+        queue: LeaseQueue,
+        *,
+        bookkeeping: tuple[StopSwitch, Clock],
+        known: tuple[Leftovers, str],
     ) -> None:
         self._cluster = cluster
         self._queue = queue
-        self._switch = switch
-        self._clock = clock
-        self._leftovers = leftovers
+        self._switch, self._clock = bookkeeping
+        self._leftovers, self._version = known
         self._members: list[_Member] = []
         self._ends: list[WorkerEnd] = []
         self._deaths = DeathCount(queue)
         self._stop: int | None = None
         self._idle_since_s: float | None = None
-        self._lonely_since_s = clock.monotonic()
-        self._told_s = clock.monotonic()
+        self._lonely_since_s = self._told_s = self._clock.monotonic()
         self._abandoned = False
         self.error: DurastoreError | None = None
 
@@ -164,11 +169,11 @@ class _Shift:
 
     def _welcome(self, member: _Member, hello: Hello) -> None:
         member.hello = hello
-        if hello.version != durastore.__version__:
+        if hello.version != self._version:
             self._fail(
                 member,
                 ConfigError(
-                    f"{hello.host} has durastore {hello.version}, and this command is {durastore.__version__}",
+                    f"{hello.host} has durastore {hello.version}, and this command is {self._version}",
                     hint="install the same version on every machine",
                 ),
             )
@@ -245,9 +250,9 @@ class _Shift:
         if told.end is not None:
             self._see_off(member, told.end)
         else:
-            self._give(member, self._answer(member, seat, told))
+            self._give(member, self._answer(member, told, seat=seat))
 
-    def _answer(self, member: _Member, seat: LocalSeat, told: Told) -> Given:
+    def _answer(self, member: _Member, told: Told, *, seat: LocalSeat) -> Given:
         number = member.given.number + 1
         if not told.request or self._stop is not None:
             return Given(number=number, stop=self._stop)
@@ -294,7 +299,7 @@ class _Shift:
 
     def _drop(self, member: _Member) -> None:
         """Its leases are open again, and nothing that it may still say is heard."""
-        self._members.remove(member)
+        self._members = [other for other in self._members if other is not member]
         if member.seat is not None:
             member.seat.close()
         self._cluster.release(member.actor)

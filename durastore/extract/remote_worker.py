@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from signal import SIGTERM
 from typing import Any
 
-import durastore
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.config import resolve_options
 from durastore.errors import ConfigError, DurastoreError, SpoolLocked, StoreClosed, StoreMissing
@@ -46,17 +45,25 @@ class Drained:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What was begun."""
+
+    order: WorkerOrder
+    line: LeaseLine
+    switch: StopSwitch
+
+
 class RemoteWorker:
     """Every method but the worker's own thread runs on the main thread, one at a time."""
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._line: LeaseLine | None = None
-        self._thread: threading.Thread | None = None
 
     def hello(self) -> dict[str, Any]:
-        """Who this is, in plain values: they are compared before anything of ours is sent here."""
-        return {"durastore": durastore.__version__, "host": socket.gethostname(), "pid": os.getpid()}
+        """Who this is, in plain values: other versions have to understand it. The adapter adds version and node."""
+        return {"host": socket.gethostname(), "pid": os.getpid()}
 
     def begin(self, order: WorkerOrder, number: int) -> None:
         """Start to work. Signals ask for a stop from now on: whoever takes the machine away sends SIGTERM first."""
@@ -64,11 +71,10 @@ class RemoteWorker:
         if threading.current_thread() is threading.main_thread():
             switch.installed().__enter__()  # for the rest of the process's life
         self._line = LeaseLine(number=number, switch=switch, clock=self._clock)
-        work = (order, self._line, switch)
-        self._thread = threading.Thread(target=self._work, args=work, name="durastore-extract-worker", daemon=True)
-        self._thread.start()
-        watch = (self._thread, self._line, switch, order.request.lease_s)
-        threading.Thread(target=self._watch, args=watch, name="durastore-extract-watch", daemon=True).start()
+        work = _Work(order=order, line=self._line, switch=switch)
+        thread = threading.Thread(target=self._work, args=(work,), name="durastore-extract-worker", daemon=True)
+        thread.start()
+        threading.Thread(target=self._watch, args=(work, thread), name="durastore-extract-watch", daemon=True).start()
 
     def exchange(self, given: Given) -> Told:
         """See `LeaseLine.exchange`."""
@@ -93,11 +99,12 @@ class RemoteWorker:
             error="; ".join(str(spool.error) for spool in report.spools if spool.error and _is_left(spool, url)),
         )
 
-    def _work(self, order: WorkerOrder, line: LeaseLine, switch: StopSwitch) -> None:
+    def _work(self, work: _Work) -> None:
+        line, switch = work.line, work.switch
         heard = _Heard(line)
         LOGGER.addHandler(heard)
         try:
-            end = self._run(order, line, switch)
+            end = self._run(work)
         except DurastoreError as exc:
             end = WorkerEnd(number=line.number, signal=switch.signal, error=exc)
         except Exception as exc:  # noqa: BLE001 - told to whoever started the work, who reports it
@@ -106,8 +113,8 @@ class RemoteWorker:
         LOGGER.removeHandler(heard)
         line.end(end)
 
-    def _run(self, order: WorkerOrder, line: LeaseLine, switch: StopSwitch) -> WorkerEnd:
-        request = order.request
+    def _run(self, work: _Work) -> WorkerEnd:
+        order, request = work.order, work.order.request
         plan = plan_run(request)
         if Run.of(plan.run).digest.hex != order.run:
             raise ConfigError(
@@ -116,27 +123,26 @@ class RemoteWorker:
             )
         store = open_store(request.bucket, local=request.local, run=plan.run, **request.options)
         try:
-            line.opened(str(store.spool_path))
+            work.line.opened(str(store.spool_path))
             settings = settings_of_slot(request.settings, slot=0, workers=1)  # it sees its own GPUs and cores only
-            return work_off_leases(
-                line, order, opened=(plan, store), bookkeeping=(switch, self._clock), settings=settings
-            )
+            bookkeeping = (work.switch, self._clock)
+            return work_off_leases(work.line, order, opened=(plan, store), bookkeeping=bookkeeping, settings=settings)
         finally:
             try:
                 store.abandon()
             except StoreClosed as exc:
                 LOGGER.warning("%s", exc)
 
-    def _watch(self, work: threading.Thread, line: LeaseLine, switch: StopSwitch, silence_s: float) -> None:
+    def _watch(self, work: _Work, thread: threading.Thread) -> None:
         """Stop when nobody asks any more, and leave for good when a stop takes longer than its grace time."""
-        while not switch.is_expired:
-            work.join(_POLL_S)
-            if not work.is_alive():
+        while not work.switch.is_expired:
+            thread.join(_POLL_S)
+            if not thread.is_alive():
                 return
-            if self._clock.monotonic() - line.asked_s > silence_s:
-                switch.request(SIGTERM)  # its samples are others' by now; what it stored comes to the bucket
+            if self._clock.monotonic() - work.line.asked_s > work.order.request.lease_s:
+                work.switch.request(SIGTERM)  # its samples are others' by now; what it stored comes to the bucket
         self._clock.sleep(_LAST_WORDS_S)
-        if work.is_alive():
+        if thread.is_alive():
             os._exit(128 + SIGTERM)  # a pass that never ends must not keep the machine; its samples are leased again
 
 

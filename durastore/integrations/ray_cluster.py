@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import durastore
 from durastore.errors import ConfigError, EndpointUnreachable
 from durastore.extract.cluster import Actor, Answer, Begun, Hello, Lost, Refused
 from durastore.extract.job import ExtractRequest
@@ -23,7 +25,8 @@ from durastore.extract.remote_worker import RemoteWorker
 
 __all__ = ["LOCAL", "Needs", "RayActor", "RayCluster", "connected"]
 
-LOCAL = "local"
+LOCAL, AUTO = "local", "auto"
+_CONNECT_S = 10.0
 _OBJECT_STORE_BYTES = 80 << 20
 """Messages are small: leased rows one way, names and counts the other."""
 _INSTALL = "pip install 'durastore[ray]'"
@@ -44,7 +47,8 @@ class _RayWorker(RemoteWorker):
     """What runs in the actor's process."""
 
     def hello(self) -> dict[str, Any]:
-        return {**super().hello(), "node": str(_ray().get_runtime_context().get_node_id())}
+        node = str(_ray().get_runtime_context().get_node_id())
+        return {**super().hello(), "durastore": durastore.__version__, "node": node}
 
 
 class RayActor:
@@ -192,14 +196,25 @@ def _connect(address: str, needs: Needs) -> None:
         )
         return
     try:
+        _check_port(address)
         _ray().init(address=address, **quiet)
-    except (ConnectionError, ValueError, TimeoutError) as exc:
+    except (OSError, ValueError, TimeoutError) as exc:
         raise EndpointUnreachable(
             f"no Ray cluster answers at {address}: {_first_line(exc)}",
             hint="run the command on a machine of the cluster; `ray status` tells whether it is one",
         ) from exc
     except RuntimeError as exc:  # other versions of Ray or Python, among others
         raise ConfigError(f"the Ray cluster at {address} cannot be joined: {' '.join(str(exc).split())}") from exc
+
+
+def _check_port(address: str) -> None:
+    """Ray itself tries for minutes where nobody listens. OSError."""
+    if address == AUTO:
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"{address!r} is no address of a Ray cluster", hint="use local, auto or host:port")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
 
 
 def _ray() -> Any:

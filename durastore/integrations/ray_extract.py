@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
 
+import durastore
 from durastore.config import resolve_options
 from durastore.errors import ConfigError
 from durastore.extract.cluster_crew import ClusterCrew
@@ -56,7 +57,7 @@ def extract_on_ray(
         return run_shared_extract(
             replace(wanted, workers=cluster.workers),
             engine_factory=factory or transformers_engine,
-            crew=ClusterCrew(cluster),
+            crew=ClusterCrew(cluster, version=durastore.__version__),
         )
 
 

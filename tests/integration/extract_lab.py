@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ from durastore.extract.report import ExtractReport
 from durastore.extract.rows import TokenRow, input_digest
 from durastore.extract.runner import RunnerLimits
 from durastore.extract.transformers_engine import ModelSettings
+from durastore.extract.work_db import WORK_FILE
 from durastore.model import SampleId
 from durastore.store.opening import OptionOverrides
 
@@ -122,6 +126,30 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job(tmp_path: Path, model_folder: Path, seaweed: SeaweedServer, aws_env: dict[str, str]) -> Job:
     del aws_env
     return Job(tmp_path, model_folder, seaweed)
+
+
+class Queue:
+    """What the shared file says, read behind the library's back."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / WORK_FILE
+
+    def ask(self, query: str) -> list[tuple[int, ...]]:
+        if not self._path.exists():
+            return []
+        with closing(sqlite3.connect(self._path, timeout=30)) as conn, contextlib.suppress(sqlite3.OperationalError):
+            return conn.execute(query).fetchall()
+        return []
+
+    def stored(self) -> int:
+        return sum(number for (number,) in self.ask("SELECT count(*) FROM task WHERE state = 'stored'"))
+
+    def busy_pids(self) -> dict[int, int]:
+        """Process id of each worker that leases something -> how many samples."""
+        query = (
+            "SELECT w.pid, count(*) FROM task t JOIN worker w ON w.id = t.worker WHERE t.state = 'leased' GROUP BY 1"
+        )
+        return {row[0]: row[1] for row in self.ask(query)}
 
 
 def extract_command(job: Job, model: Path, *more: str) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -15,14 +17,17 @@ from typing import Any
 import pytest
 import torch
 
+import durastore
+from durastore.demo.material import find_model, write_prompts
 from durastore.demo.seaweed import SeaweedServer
 from durastore.extract.job import run_extract
 from durastore.extract.report import ExtractReport
 from durastore.extract.runner import RunnerLimits
+from durastore.extract.transformers_engine import ModelSettings
 from durastore.fsio.folder import Folder
 from durastore.integrations.ray_cluster import LOCAL, Needs, connected
 from durastore.integrations.ray_extract import RaySettings, extract_on_ray
-from tests.integration.extract_lab import FORWARDS, HELD, Job, counting_engine, model_folder
+from tests.integration.extract_lab import FORWARDS, HELD, Job, Queue, counting_engine, extracting, model_folder
 
 __all__ = ["model_folder"]  # fixtures
 
@@ -115,12 +120,12 @@ def _contents(job: Job) -> dict[str, dict[str, bytes]]:
     }
 
 
-def _alone(job: Job, folder: Path, model: Path, server: SeaweedServer) -> Job:
+def _alone(job: Job, folder: Path, model: Path, server: SeaweedServer, **more: Any) -> Job:
     """The same input, by one process without a queue, to a bucket of its own."""
     with Folder.create(folder):
         other = Job(folder, model, server)
     other.input.write_bytes(job.input.read_bytes())
-    report = run_extract(other.request(limits=ALONE))
+    report = run_extract(other.request(**{"limits": ALONE, **more}))
     assert report.exit_code == 0
     return other
 
@@ -149,3 +154,93 @@ def test_the_loss_of_an_actor_changes_nothing_of_the_result(
     assert _contents(job) == _contents(_alone(job, tmp_path / "alone", model_folder, seaweed))
     again = Running(job).report()
     assert (again.exit_code, again.counts.ok, again.counts.skipped) == (0, 0, samples)
+
+
+def _kill_some(running: Running, queue: Queue, *, samples: int, kills: int) -> int:
+    """SIGKILL to the actor that was in a pass last, so many times over the run. The samples that these had leased."""
+    in_flight = 0
+    for number in range(kills):
+        goal = (number + 1) * samples // (kills + 2)
+        _until(lambda goal=goal: queue.stored() >= goal and bool(queue.busy_pids()), running)  # type: ignore[misc]
+        pid = max(queue.busy_pids())
+        os.kill(pid, signal.SIGSTOP)  # or what it leases would change between the look and the kill
+        time.sleep(2)  # what it was asked before is answered by now
+        in_flight += queue.busy_pids().get(pid, 0)
+        os.kill(pid, signal.SIGKILL)
+    return in_flight
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+def test_three_kills_with_a_real_model_change_nothing_of_the_result(
+    tmp_path: Path, forwards: Path, seaweed: SeaweedServer
+) -> None:
+    """SmolLM2 and HumanEval's prompts, in batches; against one process that was not disturbed."""
+    samples, model = 100, find_model()
+    job = Job(tmp_path, model, seaweed)
+    with Folder.create(tmp_path / "prompts") as folder:
+        job.input.write_bytes(write_prompts(folder, count=samples).read_bytes())
+    forwards.unlink(missing_ok=True)
+    few: dict[str, Any] = {
+        "settings": ModelSettings(device="cpu", dtype="float32"),
+        "max_tokens": 64,
+        "is_truncated": True,
+    }
+    few["limits"] = RunnerLimits(batch_tokens=512)
+    running = Running(job, **few)
+    in_flight = _kill_some(running, Queue(job.root), samples=samples, kills=3)
+    report = running.report()
+    assert (report.error, report.local_only, report.left_behind, report.exit_code) == (None, (), (), 0)
+    assert (report.counts.ok, report.counts.failed, report.counts.left) == (samples, 0, 0)
+    passed = Counter(name for _, name in _passed(forwards))
+    wasted = sum(passed.values()) - samples
+    sys.stdout.write(f"\n{samples} samples, 3 kills, {in_flight} in flight, {wasted} forwards wasted\n")
+    assert len(passed) == samples
+    assert wasted <= in_flight
+    dataset = job.dataset()
+    assert (len(dataset), dataset.duplicates) == (samples, ())
+    other = _alone(job, tmp_path / "alone", model, seaweed, **few)
+    _states_are_close(dataset, other.dataset())
+
+
+def _states_are_close(left: durastore.Dataset, right: durastore.Dataset) -> None:
+    """Sample by sample: the same ids, tokens and shapes; states as close as the same sample in other batches is."""
+    assert left.ids == right.ids
+    for name in left.ids:
+        ours, theirs = left[name].tensors, right[name].tensors
+        assert ours.keys() == theirs.keys()
+        assert torch.equal(ours["input_ids"], theirs["input_ids"])
+        torch.testing.assert_close(ours["hidden_states"], theirs["hidden_states"], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.exhaustive
+def test_sigterm_to_the_command_flushes_all_actors_and_the_next_one_goes_on(
+    job: Job, model_folder: Path, aws_env: dict[str, str], cluster: None
+) -> None:
+    """As typed: Ray is started for the command alone, and stdout is the report and nothing else."""
+    del cluster
+    samples = 400
+    job.write(*_rows(samples))
+    arguments = ("--ray", "local", "--workers", "2", "--batch-tokens", "1")
+    with extracting(job, model_folder, aws_env, *arguments) as command:
+        queue = Queue(job.root)
+        while queue.stored() < 10 or len(queue.busy_pids()) < 2:
+            assert command.poll() is None
+            time.sleep(0.05)
+        os.kill(max(queue.busy_pids()), signal.SIGKILL)  # Ray has something to print
+        while len(queue.ask("SELECT 1 FROM worker")) < 3:
+            assert command.poll() is None
+            time.sleep(0.05)
+        command.send_signal(signal.SIGTERM)
+        out, err = command.communicate()
+    assert command.returncode == 143, err
+    report = json.loads(out)
+    assert (report["error"], report["local_only"]) == (None, [])
+    assert (report["ok"] + report["not_attempted"], report["not_attempted"] > 0) == (samples, True)
+    assert queue.busy_pids() == {}
+    with extracting(job, model_folder, aws_env, *arguments) as command:
+        out, err = command.communicate()
+    assert command.returncode == 0, err
+    again = json.loads(out)
+    assert (again["ok"] + again["skipped"], again["left_behind"]) == (samples, [])
+    assert len(job.dataset()) == samples

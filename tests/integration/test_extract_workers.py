@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import signal
-import sqlite3
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +28,6 @@ from durastore.extract.report import ExtractReport
 from durastore.extract.runner import RunnerLimits
 from durastore.extract.stop import stop
 from durastore.extract.transformers_engine import ModelSettings
-from durastore.extract.work_db import WORK_FILE
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import holders
 from durastore.monitor.sampler import look_once
@@ -41,6 +37,7 @@ from tests.integration.extract_lab import (
     FORWARDS,
     HELD,
     Job,
+    Queue,
     counting_engine,
     extracting,
     faulty_engine,
@@ -102,30 +99,6 @@ class Running:
         assert not self._thread.is_alive()
         assert self.errors == []
         return self.reports[0]
-
-
-class Queue:
-    """What the shared file says, read behind the library's back."""
-
-    def __init__(self, root: Path) -> None:
-        self._path = root / WORK_FILE
-
-    def ask(self, query: str) -> list[tuple[int, ...]]:
-        if not self._path.exists():
-            return []
-        with closing(sqlite3.connect(self._path, timeout=30)) as conn, contextlib.suppress(sqlite3.OperationalError):
-            return conn.execute(query).fetchall()
-        return []
-
-    def stored(self) -> int:
-        return sum(number for (number,) in self.ask("SELECT count(*) FROM task WHERE state = 'stored'"))
-
-    def busy_pids(self) -> dict[int, int]:
-        """Process id of each worker that leases something -> how many samples."""
-        query = (
-            "SELECT w.pid, count(*) FROM task t JOIN worker w ON w.id = t.worker WHERE t.state = 'leased' GROUP BY 1"
-        )
-        return {row[0]: row[1] for row in self.ask(query)}
 
 
 def _until(is_so: Callable[[], bool], running: Running) -> bool:

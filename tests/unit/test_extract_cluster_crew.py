@@ -167,7 +167,9 @@ class Lab:
     def run(self, workers: int = 2) -> CrewEnd:
         order = WorkerOrder(request=self.request, job="job", run="r", slot=0, engine_factory=cast("Any", None))
         orders = [replace(order, slot=slot) for slot in range(workers)]
-        return ClusterCrew(self.cluster)(orders, self.queue, switch=self.switch, clock=self.clock)
+        return ClusterCrew(self.cluster, version=durastore.__version__)(
+            orders, self.queue, switch=self.switch, clock=self.clock
+        )
 
     @property
     def passed_s(self) -> float:
