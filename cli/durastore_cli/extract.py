@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -134,6 +136,9 @@ def _sharing_options(command: F) -> F:
     for option in reversed(
         (
             click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes that share INPUT."),
+            click.option("--ray", metavar="ADDRESS", help="Workers on a Ray cluster: local, auto or host:port."),
+            click.option("--num-gpus", type=click.FloatRange(0), metavar="F", help="GPUs of each (default 1, if any)."),
+            click.option("--num-cpus", type=click.FloatRange(0), default=1.0, show_default=True, help="Cores of each."),
             click.option("--lease", type=click.FloatRange(1), default=900.0, show_default=True, help=_LEASE_HELP),
             click.option("--shard", metavar="I/N", help="Only part I of N (default: torchrun's or srun's rank)."),
             click.option("--retry-failed", is_flag=True, help="Only samples that failed before."),
@@ -193,7 +198,7 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
     if options["preflight"]:
         return _show_preflight(request, _budget_of(options), as_json=as_json)
     refuse_hopeless(request, _budget_of(options))
-    report = extract(request)
+    report = extract(request) if options["ray"] is None else _extract_on_ray(request, options)
     if as_json:
         print_json(report.render())
     else:
@@ -201,6 +206,14 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
     if report.error is not None:
         click.echo(f"durastore: {report.error} [{report.error.code}]", err=True)
     return report.exit_code
+
+
+def _extract_on_ray(request: ExtractRequest, options: dict[str, Any]) -> ExtractReport:
+    from durastore.integrations.ray_extract import RaySettings, extract_on_ray
+
+    settings = RaySettings(address=options["ray"], num_gpus=options["num_gpus"], num_cpus=options["num_cpus"])
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints what happens to its processes; stdout is for the report
+        return extract_on_ray(request, settings)
 
 
 def _request_of(input_path: Path, bucket: str, *, local: Path, options: dict[str, Any]) -> ExtractRequest:
@@ -300,7 +313,9 @@ def _lines(report: ExtractReport) -> Iterator[str]:
     if report.local_only:
         names = ", ".join(report.local_only[:_SHOWN])
         more = f" and {len(report.local_only) - _SHOWN} more" if len(report.local_only) > _SHOWN else ""
-        yield f"only on this machine so far: {len(report.local_only)} ({names}{more})"
+        yield f"only on local disks so far: {len(report.local_only)} ({names}{more})"
+    for left in report.left_behind:
+        yield f"left on {left.host}: {left.spool}: {left.reason}; run `durastore drain` there"
 
 
 def _check_lines(checks: CheckReport) -> Iterator[str]:

@@ -15,11 +15,14 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
 from durastore.clock import Clock
-from durastore.errors import DurastoreError, EngineFailed
+from durastore.errors import DurastoreError
+from durastore.extract.deaths import DeathCount
+from durastore.extract.leased_work import WorkerEnd, WorkerOrder
 from durastore.extract.leases import LeaseQueue
+from durastore.extract.report import LeftSpool
 from durastore.extract.semantic import CheckReport, merged
 from durastore.extract.switch import StopSwitch
-from durastore.extract.worker import WorkerEnd, WorkerOrder, work
+from durastore.extract.worker import work
 from durastore.observe.events import LOGGER
 
 __all__ = ["CrewEnd", "run_crew"]
@@ -27,7 +30,6 @@ __all__ = ["CrewEnd", "run_crew"]
 _POLL_S = 0.2
 _SLACK_S = 10.0
 """Workers leave by themselves this soon after their grace time."""
-_DEATHS_IN_A_ROW = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class CrewEnd:
     """All that could still speak were told by somebody else to stop."""
     is_abandoned: bool = False
     deaths: int = 0
+    left_behind: tuple[LeftSpool, ...] = ()
+    """On other machines."""
     checks: CheckReport = field(default_factory=CheckReport)
     """Of the workers that could tell."""
 
@@ -55,11 +59,9 @@ class _Crew:
     queue: LeaseQueue
     switch: StopSwitch
     clock: Clock
+    deaths: DeathCount
     members: list[_Member] = field(default_factory=list)
     ends: list[WorkerEnd] = field(default_factory=list)
-    deaths: int = 0
-    deaths_in_a_row: int = 0
-    done_before: int = 0
     error: DurastoreError | None = None
     idle_since_s: float | None = None
     """Since when there has been nothing to do."""
@@ -87,19 +89,12 @@ class _Crew:
             self.ends.append(end)
             self.error = self.error or end.error
             return
-        self.deaths += 1
+        hopeless = self.deaths.another(f"the last one's exit status was {member.process.exitcode}")
         if self.switch.signal is not None:
             return
-        standing = self.queue.standing()
-        done = standing.stored + standing.failed
-        self.deaths_in_a_row = self.deaths_in_a_row + 1 if done == self.done_before else 1
-        self.done_before = done
-        if self.deaths_in_a_row >= _DEATHS_IN_A_ROW:
-            self.error = self.error or EngineFailed(
-                f"workers ended {self.deaths_in_a_row} times in a row without having stored a sample",
-                hint=f"the last one's exit status was {member.process.exitcode}",
-            )
-        elif standing.open or standing.leased:
+        if hopeless is not None:
+            self.error = self.error or hopeless
+        elif self.queue.has_work():
             self.start(member.order)
 
     def is_waiting_in_vain(self, lease_s: float) -> bool:
@@ -123,7 +118,7 @@ class _Crew:
 
 def run_crew(orders: Sequence[WorkerOrder], queue: LeaseQueue, *, switch: StopSwitch, clock: Clock) -> CrewEnd:
     """Run these workers until the queue is empty, all were stopped, or one cannot go on. Raises for no worker."""
-    crew = _Crew(queue=queue, switch=switch, clock=clock)
+    crew = _Crew(queue=queue, switch=switch, clock=clock, deaths=DeathCount(queue))
     for order in orders:
         crew.start(order)
     is_told = False
@@ -144,7 +139,7 @@ def run_crew(orders: Sequence[WorkerOrder], queue: LeaseQueue, *, switch: StopSw
         error=crew.error,
         was_asked_to_stop=bool(crew.ends) and all(end.signal is not None for end in crew.ends) and not is_told,
         is_abandoned=bool(crew.members) or any(end.is_abandoned for end in crew.ends),
-        deaths=crew.deaths,
+        deaths=crew.deaths.total,
         checks=merged([end.checks for end in crew.ends]),
     )
 

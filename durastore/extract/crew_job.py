@@ -7,10 +7,11 @@ that is neither in the manifest nor on this machine's disk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from signal import SIGTERM
+from typing import Protocol
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.config import resolve_options
@@ -27,34 +28,47 @@ from durastore.extract.job import (
     transformers_engine,
 )
 from durastore.extract.job_book import KnownJob, begin_job, end_job, note_found
+from durastore.extract.leased_work import WorkerOrder
 from durastore.extract.leases import LeaseQueue, Task, TaskState
 from durastore.extract.progress import shown_progress
 from durastore.extract.records import Records
-from durastore.extract.report import ExtractReport
+from durastore.extract.report import ExtractReport, LeftSpool
 from durastore.extract.rows import RowFailure, TokenRow
 from durastore.extract.semantic import CheckReport
 from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import SHOWN_FAILURES, Counts, Tally
 from durastore.extract.tokens import tokenise
-from durastore.extract.worker import WorkerOrder
 from durastore.model import Digest, Run, SampleId, render_json
 from durastore.observe.events import LOGGER
 from durastore.store.opening import open_store
 from durastore.store.store import Store
 
-__all__ = ["run_shared_extract"]
+__all__ = ["Crew", "run_shared_extract"]
 
 _GROUP_ROWS = 1000
 _POLL_S = 0.5
 _MOST_ROUNDS = 3
 
 
+class Crew(Protocol):
+    """Has the workers of these orders work until the queue is empty, all were stopped, or one cannot go on."""
+
+    def __call__(
+        self, orders: Sequence[WorkerOrder], queue: LeaseQueue, *, switch: StopSwitch, clock: Clock
+    ) -> CrewEnd: ...
+
+
 def run_shared_extract(
-    request: ExtractRequest, *, engine_factory: EngineFactory = transformers_engine, clock: Clock = SYSTEM_CLOCK
+    request: ExtractRequest,
+    *,
+    engine_factory: EngineFactory = transformers_engine,
+    clock: Clock = SYSTEM_CLOCK,
+    crew: Crew | None = None,
 ) -> ExtractReport:
     """As `run_extract`, with `request.workers` processes. Raises and reports as that does.
 
-    `engine_factory` is a function of a module, because it goes to the workers.
+    `engine_factory` is a function of a module, because it goes to the workers. `crew`: whoever has them work, by
+    default processes of this machine.
     """
     resolve_options(dict(request.options))
     if {"clock", "observer", "objects"} & request.options.keys():
@@ -72,11 +86,14 @@ def run_shared_extract(
         records = stack.enter_context(Records(request.local, run=Run.of(plan.run).digest.hex, clock=clock))
         stack.enter_context(records.ledger.hearing(LOGGER))
         work = _Job(request, survey, plan=plan, shared=(job, queue, records), bookkeeping=(switch, clock))
+        work.crew = crew or run_crew
         work.begin()
         work.fill(store)
         store.abandon()  # its spool is free for a worker; what waits in it goes on there
         orders = [
-            WorkerOrder(request=request, job=job, slot=slot, engine_factory=engine_factory)
+            WorkerOrder(
+                request=request, job=job, run=Run.of(plan.run).digest.hex, slot=slot, engine_factory=engine_factory
+            )
             for slot in range(request.workers or 1)
         ]
         return work.finish(work.work_off(orders))
@@ -109,6 +126,7 @@ class _Worked:
     is_abandoned: bool = False
     was_asked_to_stop: bool = False
     local_only: tuple[str, ...] = ()
+    left_behind: tuple[LeftSpool, ...] = ()
     checks: CheckReport = field(default_factory=CheckReport)
 
 
@@ -133,6 +151,7 @@ class _Job:
             survey.inputs, record=self._records.failure, settle=lambda row, _: settle(str(row.sample_id), row.line)
         )
         self._done_before = 0
+        self.crew: Crew = run_crew
 
     def begin(self) -> None:
         request, run = self._request, Run.of(self._plan.run).digest.hex
@@ -178,12 +197,17 @@ class _Job:
         worked, left = _Worked(ok=0), 0
         with self._progress():
             for _ in range(_MOST_ROUNDS):
-                crew = CrewEnd()
+                crew = CrewEnd(left_behind=worked.left_behind)
                 if self._switch.signal is None and self._left():
-                    crew = run_crew(orders, self._queue, switch=self._switch, clock=self._clock)
+                    crew = self.crew(orders, self._queue, switch=self._switch, clock=self._clock)
                 if self._is_over(crew):
                     return self._stopped(crew)
-                worked = replace(self._proven(), checks=crew.checks, is_abandoned=crew.is_abandoned)
+                worked = replace(
+                    self._proven(),
+                    checks=crew.checks,
+                    is_abandoned=crew.is_abandoned,
+                    left_behind=crew.left_behind,
+                )
                 left = self._left()
                 if worked.error is not None or not (worked.local_only or left):
                     return worked
@@ -210,6 +234,7 @@ class _Job:
             error=crew.error,
             is_abandoned=crew.is_abandoned,
             was_asked_to_stop=crew.was_asked_to_stop,
+            left_behind=crew.left_behind,
             checks=crew.checks,
             local_only=tuple(self._queue.unflushed_ids()),
         )
@@ -275,6 +300,7 @@ class _Job:
             error=worked.error,
             local_only=worked.local_only,
             is_abandoned=worked.is_abandoned,
+            left_behind=worked.left_behind,
             checks=worked.checks,
         )
         self._records.ledger.end(report)

@@ -33,11 +33,15 @@ class Records:
         self.ledger.failure(failure)
         self.book.add(failure)
 
+    def close(self) -> None:
+        """Safe to repeat."""
+        self.book.close()
+        self.ledger.close()
+
     def __enter__(self) -> Records:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.book.close()
-        self.ledger.close()
+        self.close()

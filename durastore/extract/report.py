@@ -15,9 +15,20 @@ from durastore.extract.rows import RowFailure
 from durastore.extract.semantic import CheckReport
 from durastore.extract.tally import Counts
 
-__all__ = ["ExtractReport"]
+__all__ = ["ExtractReport", "LeftSpool"]
 
 _PARTLY_DONE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftSpool:
+    """A spool on another machine that may hold what its worker did not bring to the bucket. What the manifest lacked of
+    it was made again, unless the report says otherwise.
+    """
+
+    host: str
+    spool: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +51,8 @@ class ExtractReport:
     """What ended the run early, or kept samples from the bucket."""
     local_only: tuple[str, ...]
     """Samples that are durable on this machine but not in the bucket's manifest."""
+    left_behind: tuple[LeftSpool, ...] = ()
+    """Spools on other machines that nobody could look into any more."""
     is_abandoned: bool
     """The grace time ended before everything was flushed; threads may still be waiting for the network."""
     checks: CheckReport = field(default_factory=CheckReport)
@@ -71,6 +84,9 @@ class ExtractReport:
             "interrupted_by": signal.Signals(self.signal).name if self.signal is not None else None,
             "error": {"code": self.error.code, "message": self.error.message} if self.error is not None else None,
             "local_only": list(self.local_only),
+            "left_behind": [
+                {"host": left.host, "spool": left.spool, "reason": left.reason} for left in self.left_behind
+            ],
             "checks": self.checks.render(),
             "failures_file": self.failures_file,
             "failures": [

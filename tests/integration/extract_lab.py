@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from durastore.extract.report import ExtractReport
 from durastore.extract.rows import TokenRow, input_digest
 from durastore.extract.runner import RunnerLimits
 from durastore.extract.transformers_engine import ModelSettings
+from durastore.extract.work_db import WORK_FILE
 from durastore.model import SampleId
 from durastore.store.opening import OptionOverrides
 
@@ -108,6 +111,34 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job(tmp_path: Path, model_folder: Path, seaweed: SeaweedServer, aws_env: dict[str, str]) -> Job:
     del aws_env
     return Job(tmp_path, model_folder, seaweed)
+
+
+class Queue:
+    """What the shared file says, read behind the library's back."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / WORK_FILE
+
+    def ask(self, query: str) -> list[tuple[int, ...]]:
+        if not self._path.exists():
+            return []
+        with closing(sqlite3.connect(self._path, timeout=30)) as conn:
+            try:
+                return conn.execute(query).fetchall()
+            except sqlite3.OperationalError as exc:
+                if "no such table" not in str(exc):
+                    raise
+        return []
+
+    def stored(self) -> int:
+        return sum(number for (number,) in self.ask("SELECT count(*) FROM task WHERE state = 'stored'"))
+
+    def busy_pids(self) -> dict[int, int]:
+        """Process id of each worker that leases something -> how many samples."""
+        query = (
+            "SELECT w.pid, count(*) FROM task t JOIN worker w ON w.id = t.worker WHERE t.state = 'leased' GROUP BY 1"
+        )
+        return {row[0]: row[1] for row in self.ask(query)}
 
 
 def extract_command(job: Job, model: Path, *more: str) -> list[str]:

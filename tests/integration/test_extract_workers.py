@@ -6,13 +6,11 @@ import json
 import os
 import random
 import signal
-import sqlite3
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +29,11 @@ from durastore.extract.report import ExtractReport
 from durastore.extract.runner import RunnerLimits
 from durastore.extract.stop import stop
 from durastore.extract.transformers_engine import ModelSettings
-from durastore.extract.work_db import WORK_FILE
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import holders
 from durastore.monitor.sampler import look_once
 from durastore_cli.main import run as cli
-from tests.integration.extract_lab import Job, extracting, job, model_folder
+from tests.integration.extract_lab import Job, Queue, extracting, job, model_folder
 from tests.integration.worker_engines import (
     FAULTS,
     FORWARDS,
@@ -106,34 +103,6 @@ class Running:
         assert not self._thread.is_alive()
         assert self.errors == []
         return self.reports[0]
-
-
-class Queue:
-    """What the shared file says, read behind the library's back."""
-
-    def __init__(self, root: Path) -> None:
-        self._path = root / WORK_FILE
-
-    def ask(self, query: str) -> list[tuple[int, ...]]:
-        if not self._path.exists():
-            return []
-        with closing(sqlite3.connect(self._path, timeout=30)) as conn:
-            try:
-                return conn.execute(query).fetchall()
-            except sqlite3.OperationalError as exc:
-                if "no such table" not in str(exc):
-                    raise
-        return []
-
-    def stored(self) -> int:
-        return sum(number for (number,) in self.ask("SELECT count(*) FROM task WHERE state = 'stored'"))
-
-    def busy_pids(self) -> dict[int, int]:
-        """Process id of each worker that leases something -> how many samples."""
-        query = (
-            "SELECT w.pid, count(*) FROM task t JOIN worker w ON w.id = t.worker WHERE t.state = 'leased' GROUP BY 1"
-        )
-        return {row[0]: row[1] for row in self.ask(query)}
 
 
 def _until(is_so: Callable[[], bool], running: Running) -> bool:

@@ -15,9 +15,9 @@ import pytest
 from durastore.clock import SYSTEM_CLOCK
 from durastore.extract import crew as crew_module
 from durastore.extract.crew import run_crew
+from durastore.extract.leased_work import WorkerEnd, WorkerOrder
 from durastore.extract.leases import LeaseQueue, Task
 from durastore.extract.switch import StopSwitch
-from durastore.extract.worker import WorkerEnd, WorkerOrder
 
 LEASE_S = 0.4
 
