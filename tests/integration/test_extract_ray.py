@@ -27,7 +27,8 @@ from durastore.extract.transformers_engine import ModelSettings
 from durastore.fsio.folder import Folder
 from durastore.integrations.ray_cluster import LOCAL, Needs, connected
 from durastore.integrations.ray_extract import RaySettings, extract_on_ray
-from tests.integration.extract_lab import FORWARDS, HELD, Job, Queue, counting_engine, extracting, model_folder
+from tests.integration.extract_lab import Job, Queue, extracting, model_folder
+from tests.integration.worker_engines import FORWARDS, HELD, counting_engine
 
 __all__ = ["model_folder"]  # fixtures
 

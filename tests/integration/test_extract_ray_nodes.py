@@ -18,7 +18,8 @@ from durastore.extract.report import ExtractReport
 from durastore.extract.runner import RunnerLimits
 from durastore.integrations.ray_extract import RaySettings, extract_on_ray
 from durastore.store.draining import drain_root
-from tests.integration.extract_lab import FORWARDS, HELD, Job, counting_engine, model_folder
+from tests.integration.extract_lab import Job, model_folder
+from tests.integration.worker_engines import FORWARDS, HELD, counting_engine
 
 __all__ = ["model_folder"]  # fixtures
 
