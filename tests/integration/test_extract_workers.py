@@ -51,8 +51,8 @@ __all__ = ["job", "model_folder"]  # fixtures
 # and not about a model, workers have a stand-in for it.
 pytestmark = pytest.mark.timeout(900)
 
-MOST_HELD = 64
-"""Samples that two workers can hold: a batch of 64 tokens each, of at least two tokens a sample."""
+BATCH_TOKENS = 64
+"""As many samples can two workers hold: a batch each, of at least two tokens a sample."""
 
 FAULT_KINDS = {
     "nan": "NaN",
@@ -78,7 +78,13 @@ class Running:
     """A shared extraction in a thread of its own."""
 
     def __init__(
-        self, job: Job, *, workers: int, engine: EngineFactory = counted_stand_in, batch_tokens: int = 64, **more: Any
+        self,
+        job: Job,
+        *,
+        workers: int,
+        engine: EngineFactory = counted_stand_in,
+        batch_tokens: int = BATCH_TOKENS,
+        **more: Any,
     ) -> None:
         self.reports: list[ExtractReport] = []
         self.errors: list[BaseException] = []
@@ -150,12 +156,13 @@ def _passed(path: Path) -> set[int]:
 
 def _run_with_kills(job: Job, forwards: Path, *, samples: int, kills: int, seed: int = 7, **more: Any) -> None:
     chance = random.Random(seed)
+    most_held = more.get("batch_tokens", BATCH_TOKENS)
     _hold(forwards, 0)
     running, queue = Running(job, workers=2, **more), Queue(job.root)
     in_flight = done = 0
     for number in range(kills):
         goal = (number + 1) * samples // (kills + 2)
-        _hold(forwards, goal + MOST_HELD)
+        _hold(forwards, goal + most_held)
         leased = 0
         while not leased and _until(
             lambda goal=goal: queue.stored() >= goal and bool(queue.busy_pids()),  # type: ignore[misc]
@@ -287,7 +294,7 @@ def test_workers_that_end_well_and_leave_all_samples_are_an_error(job: Job, monk
 def test_a_stop_hands_back_what_was_not_done_and_the_next_run_goes_on(job: Job, forwards: Path) -> None:
     samples = 200
     job.write(*_rows(samples))
-    _hold(forwards, 20 + MOST_HELD)
+    _hold(forwards, 20 + BATCH_TOKENS)
     running, queue = Running(job, workers=2), Queue(job.root)
     assert _until(lambda: queue.stored() >= 20 and len(queue.busy_pids()) == 2, running)
     assert stop(job.root, 0.0).exit_code == 11  # they got the signal in the middle of a pass, and finish that
