@@ -47,6 +47,8 @@ _THREADS = 6
 def execute_folder(session: Session, place: FolderPlace, *, plan: FolderPlan, remote: RemoteLook) -> Applied:
     """Do it all, once. `NotVerified`, `RootMismatch` and network errors end it where it is; repeat it then."""
     applied = Applied()
+    if plan.uploads:
+        session.open_uploader().start()  # its client takes a while, and so does a new marker
     store_id = remote.store_id
     if (
         store_id is None

@@ -53,7 +53,7 @@ class _Ticket:
 
 
 class Uploader:
-    """Sends packs to one bucket. Thread-safe. Starts its thread at the first `submit`."""
+    """Sends packs to one bucket. Thread-safe. Starts its thread at the first `submit`, or before it by `start`."""
 
     def __init__(
         self,
@@ -82,6 +82,15 @@ class Uploader:
 
     # --- any thread ------------------------------------------------------------------------------------------------
 
+    def start(self) -> None:
+        """Open the transport now, beside what the caller does before its first job. Raises nothing of it: `submit`
+        does. Safe to repeat.
+        """
+        self._check_process()
+        with self._changed:
+            if not self._is_closing and self._end is None:
+                self._start()
+
     def submit(self, job: UploadJob) -> Future[UploadReply]:
         """Takes the job; blocks while `max_queued` jobs are under way.
 
@@ -100,11 +109,15 @@ class Uploader:
             self._check_alive()
             self._open.add(ticket)
             self._waiting.append(ticket)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._live, name="durastore-upload", daemon=True)
-                self._thread.start()
+            self._start()
             self._wake_loop()
         return ticket.future
+
+    def _start(self) -> None:
+        """Under the lock."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._live, name="durastore-upload", daemon=True)
+            self._thread.start()
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Takes no more jobs, gives those under way `timeout_s` to end, then cancels the rest (`StoreClosed`).

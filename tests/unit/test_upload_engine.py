@@ -6,8 +6,9 @@ import asyncio
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import CancelledError, Future, wait
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -256,6 +257,34 @@ def _job_with(pack: Pack, **changes: object) -> UploadJob:
     job = pack.job()
     fields = {name: getattr(job, name) for name in UploadJob.__slots__} | changes
     return UploadJob(**fields)
+
+
+def test_an_engine_started_early_opens_its_transport_once_and_closes_without_a_job(transport: FakeTransport) -> None:
+    opened: list[int] = []
+
+    @asynccontextmanager
+    async def open_transport() -> AsyncIterator[FakeTransport]:
+        opened.append(1)
+        async with transport.open() as inner:
+            yield inner
+
+    uploader = Uploader(open_transport, limits=LIMITS, policy=POLICY)
+    for _ in range(2):
+        uploader.start()
+    uploader.close(5)
+    uploader.start()
+    assert opened == [1]
+
+
+def test_a_transport_that_cannot_be_opened_early_is_told_at_the_first_job(tmp_path: Path) -> None:
+    def refuse() -> object:
+        raise CredentialsRefused("scripted")
+
+    uploader = Uploader(refuse, limits=LIMITS, policy=POLICY)  # type: ignore[arg-type]  # fails before it returns
+    uploader.start()
+    with pytest.raises(CredentialsRefused, match="scripted"):
+        uploader.submit(_pack(tmp_path, "a", 5).job()).result(10)
+    uploader.close(5)
 
 
 def test_bytes_in_memory_are_sent_and_the_file_is_not_opened(
