@@ -187,13 +187,16 @@ def _connect(address: str, needs: Needs) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}  # stdout is for results
     if address == LOCAL:
         wanted = (needs.workers or 1) * needs.num_cpus
-        _ray().init(
-            address=LOCAL,
-            num_cpus=max(os.cpu_count() or 1, int(wanted + 1)),  # whoever asks for so many here gets them
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            **quiet,
-        )
+        own = {
+            "num_cpus": max(os.cpu_count() or 1, int(wanted + 1)),  # whoever asks for so many here gets them
+            "include_dashboard": False,
+            "object_store_memory": _OBJECT_STORE_BYTES,
+        }
+        try:
+            _ray().init(address=LOCAL, **own, **quiet)
+        except (OSError, ValueError, RuntimeError) as exc:
+            hint = "RAY_TMPDIR names the folder it starts in: a short path with some space"
+            raise ConfigError(f"Ray cannot be started on this machine: {_first_line(exc)}", hint=hint) from exc
         return
     try:
         _check_port(address)

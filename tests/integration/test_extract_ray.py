@@ -20,12 +20,13 @@ import torch
 import durastore
 from durastore.demo.material import find_model, write_prompts
 from durastore.demo.seaweed import SeaweedServer
+from durastore.errors import ConfigError
 from durastore.extract.job import run_extract
 from durastore.extract.report import ExtractReport
 from durastore.extract.runner import RunnerLimits
 from durastore.extract.transformers_engine import ModelSettings
 from durastore.fsio.folder import Folder
-from durastore.integrations.ray_cluster import LOCAL, Needs, connected
+from durastore.integrations.ray_cluster import LOCAL, Needs, RayCluster, connected
 from durastore.integrations.ray_extract import RaySettings, extract_on_ray
 from tests.integration.extract_lab import FORWARDS, HELD, Job, Queue, counting_engine, extracting, model_folder
 
@@ -170,6 +171,11 @@ def _kill_some(running: Running, queue: Queue, *, samples: int, kills: int) -> i
     return in_flight
 
 
+def test_what_no_machine_has_is_refused_and_named() -> None:
+    with pytest.raises(ConfigError, match=r"2 GPU, 1 CPU for each; the cluster has 0 GPU, \d+ CPU"):
+        RayCluster(Needs(num_gpus=2))
+
+
 @pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 def test_three_kills_with_a_real_model_change_nothing_of_the_result(
@@ -235,7 +241,9 @@ def test_sigterm_to_the_command_flushes_all_actors_and_the_next_one_goes_on(
         out, err = command.communicate()
     assert command.returncode == 143, err
     report = json.loads(out)
-    assert (report["error"], report["local_only"]) == (None, [])
+    assert report["error"] is None
+    (left,) = report["left_behind"]  # that of the killed one; nobody was asked to look into it any more
+    assert Path(left["spool"]).parent == job.root
     assert (report["ok"] + report["not_attempted"], report["not_attempted"] > 0) == (samples, True)
     assert queue.busy_pids() == {}
     with extracting(job, model_folder, aws_env, *arguments) as command:

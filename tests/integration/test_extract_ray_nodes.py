@@ -53,6 +53,11 @@ def cluster(forwards: Path, aws_env: dict[str, str], monkeypatch: pytest.MonkeyP
         cluster.shutdown()
 
 
+def _workers(forwards: Path) -> set[str]:
+    """Process ids of the actors that were in a pass."""
+    return {line.split()[0] for line in forwards.read_text("utf-8").splitlines()} if forwards.exists() else set()
+
+
 def test_a_lost_machine_costs_no_sample_and_its_spool_is_named(
     cluster: Any, tmp_path: Path, model_folder: Path, seaweed: SeaweedServer, forwards: Path
 ) -> None:
@@ -66,13 +71,14 @@ def test_a_lost_machine_costs_no_sample_and_its_spool_is_named(
     settings = RaySettings(address=cluster.address)
     run = threading.Thread(target=lambda: reports.append(extract_on_ray(request, settings, engine=counting_engine)))
     run.start()
-    while not forwards.exists() or len(passes := forwards.read_text("utf-8").split("\n")[:-1]) < 12:
-        assert run.is_alive()
-        time.sleep(0.1)
-    assert len({line.split()[0] for line in passes}) == 2
-    cluster.remove_node(lost, allow_graceful=False)
-    held.unlink()
-    run.join(600)
+    try:
+        while len(_workers(forwards)) < 2:
+            assert run.is_alive()
+            time.sleep(0.1)
+        cluster.remove_node(lost, allow_graceful=False)
+    finally:
+        held.unlink()
+        run.join(600)
     (report,) = reports
     assert (report.error, report.local_only, report.exit_code) == (None, (), 0)
     assert (report.counts.ok, report.counts.left) == (samples, 0)

@@ -8,6 +8,8 @@ __all__ = ["LEASES"]
 
 _LEASES = "durastore/extract/leases.py"
 _TESTS = "tests/unit/test_extract_leases.py"
+_CREW = "durastore/extract/cluster_crew.py"
+_CREW_TESTS = "tests/unit/test_extract_cluster_crew.py"
 _CLAUSE = "leases end with their worker or their time, and no sample is blamed for another's"
 
 
@@ -80,5 +82,45 @@ LEASES = (
         after="        if True or differences[worst] <= ",
         tests="tests/unit/test_extract_checks.py",
         test="test_a_batch_that_changes_its_samples_is_found",
+    ),
+    _lease(
+        "seats-of-given-up-actors-kept",
+        file=_CREW,
+        before="        if member.seat is not None:\n            member.seat.close()\n",
+        after="",
+        tests=_CREW_TESTS,
+        test="test_files_of_given_up_seats_are_closed",
+    ),
+    _lease(
+        "other-versions-welcome",
+        file=_CREW,
+        before="        if hello.version != self._version:",
+        after="        if False:",
+        tests=_CREW_TESTS,
+        test="test_another_version_on_a_machine_is_refused_before_anything_is_sent_there",
+    ),
+    _lease(
+        "actors-given-up-at-the-first-lost-answer",
+        file=_CREW,
+        before="        if not lost.is_gone and silent_s < member.order.request.lease_s:",
+        after="        if False:",
+        tests=_CREW_TESTS,
+        test="test_a_worker_that_may_be_there_is_asked_the_same_again",
+    ),
+    _lease(
+        "a-question-asked-again-answered-anew",
+        file="durastore/extract/lease_line.py",
+        before="            if self._answered is not None and self._answered[0] == given.number:",
+        after="            if False:",
+        tests="tests/unit/test_extract_lease_line.py",
+        test="test_the_same_question_has_the_same_answer",
+    ),
+    _lease(
+        "spools-called-empty-that-nobody-looked-into",
+        file="durastore/extract/leftovers.py",
+        before="                stay = set(known)  # nothing was looked into",
+        after="                stay = set()",
+        tests=_CREW_TESTS,
+        test="test_a_spool_that_its_machine_could_not_drain_is_named",
     ),
 )
