@@ -138,7 +138,7 @@ def _sharing_options(command: F) -> F:
             click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes that share INPUT."),
             click.option("--ray", metavar="ADDRESS", help="Workers on a Ray cluster: local, auto or host:port."),
             click.option("--num-gpus", type=click.FloatRange(0), metavar="F", help="GPUs of each (default 1, if any)."),
-            click.option("--num-cpus", type=click.FloatRange(0), default=1.0, show_default=True, help="Cores of each."),
+            click.option("--num-cpus", type=click.FloatRange(0), metavar="F", help="Cores of each (default 1)."),
             click.option("--lease", type=click.FloatRange(1), default=900.0, show_default=True, help=_LEASE_HELP),
             click.option("--shard", metavar="I/N", help="Only part I of N (default: torchrun's or srun's rank)."),
             click.option("--retry-failed", is_flag=True, help="Only samples that failed before."),
@@ -198,6 +198,8 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
     if options["preflight"]:
         return _show_preflight(request, _budget_of(options), as_json=as_json)
     refuse_hopeless(request, _budget_of(options))
+    if options["ray"] is None and (options["num_gpus"] is not None or options["num_cpus"] is not None):
+        raise click.UsageError("--num-gpus and --num-cpus are for the workers of --ray")
     report = extract(request) if options["ray"] is None else _extract_on_ray(request, options)
     if as_json:
         print_json(report.render())
@@ -211,7 +213,8 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
 def _extract_on_ray(request: ExtractRequest, options: dict[str, Any]) -> ExtractReport:
     from durastore.integrations.ray_extract import RaySettings, extract_on_ray
 
-    settings = RaySettings(address=options["ray"], num_gpus=options["num_gpus"], num_cpus=options["num_cpus"])
+    cpus = options["num_cpus"] if options["num_cpus"] is not None else 1.0
+    settings = RaySettings(address=options["ray"], num_gpus=options["num_gpus"], num_cpus=cpus)
     with contextlib.redirect_stdout(sys.stderr):  # Ray prints what happens to its processes; stdout is for the report
         return extract_on_ray(request, settings)
 

@@ -20,12 +20,13 @@ import torch
 import durastore
 from durastore.demo.material import find_model, write_prompts
 from durastore.demo.seaweed import SeaweedServer
+from durastore.errors import ConfigError
 from durastore.extract.job import run_extract
 from durastore.extract.report import ExtractReport
 from durastore.extract.runner import RunnerLimits
 from durastore.extract.transformers_engine import ModelSettings
 from durastore.fsio.folder import Folder
-from durastore.integrations.ray_cluster import LOCAL, Needs, connected
+from durastore.integrations.ray_cluster import LOCAL, Needs, RayCluster, connected
 from durastore.integrations.ray_extract import RaySettings, extract_on_ray
 from tests.integration.extract_lab import Job, Queue, extracting, model_folder
 from tests.integration.worker_engines import FORWARDS, HELD, counting_engine
@@ -169,6 +170,11 @@ def _kill_some(running: Running, queue: Queue, *, samples: int, kills: int) -> i
         in_flight += queue.busy_pids().get(pid, 0)
         os.kill(pid, signal.SIGKILL)
     return in_flight
+
+
+def test_what_no_machine_has_is_refused_and_named() -> None:
+    with pytest.raises(ConfigError, match=r"2 GPU, 1 CPU for each; the cluster has 0 GPU, \d+ CPU"):
+        RayCluster(Needs(num_gpus=2))
 
 
 @pytest.mark.exhaustive
