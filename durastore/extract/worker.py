@@ -16,7 +16,6 @@ from signal import SIGTERM
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import DurastoreError, StoreClosed
-from durastore.extract.heartbeat import watched
 from durastore.extract.inputs import LinePlace, LineReader
 from durastore.extract.job import EngineFactory, ExtractRequest, RunPlan, plan_run
 from durastore.extract.leases import LeaseQueue, Task
@@ -29,6 +28,7 @@ from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import Tally
 from durastore.extract.tokens import tokenise
 from durastore.extract.transformers_engine import ModelSettings
+from durastore.extract.watched_passes import watched
 from durastore.model import Run, SampleId
 from durastore.observe.events import LOGGER
 from durastore.store.opening import open_store
