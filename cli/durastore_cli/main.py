@@ -22,6 +22,7 @@ from durastore.errors import DurastoreError
 from durastore.observe.events import LOGGER
 from durastore_cli.completion import complete_paths
 from durastore_cli.exits import EPILOG
+from durastore_cli.next_step import next_step
 
 __all__ = ["COMMANDS", "cli", "main", "run"]
 
@@ -102,10 +103,10 @@ def cli(ctx: click.Context, *, debug: bool) -> None:
 def _report(exc: BaseException, *, is_debug: bool) -> int:
     if isinstance(exc, DurastoreError):
         click.echo(f"durastore: {exc.message} [{exc.code}]", err=True)
-        if exc.hint:
-            click.echo(f"hint: {exc.hint}", err=True)
     else:
         click.echo(f"durastore: unexpected {type(exc).__name__}: {exc}", err=True)
+    if hint := next_step(exc):
+        click.echo(f"hint: {hint}", err=True)
     if is_debug:
         click.echo("".join(traceback.format_exception(exc)), err=True, nl=False)
     return exc.exit_code if isinstance(exc, DurastoreError) else 1

@@ -28,6 +28,7 @@ from durastore.dataset.share import find_share
 from durastore.dataset.stream import SampleStream, StreamOptions
 from durastore.errors import ConfigError, InvalidInput, SampleAbsent, StoreMissing
 from durastore.manifest.marker_store import fetch_marker
+from durastore.manifest.presence import NO_STORE_HINT
 from durastore.manifest.snapshot import Snapshot, fetch_snapshot, find_snapshot
 from durastore.manifest.view import ResolvedView, fetch_view
 from durastore.model import Digest, ManifestRow, Run, Sample, SampleId
@@ -292,7 +293,10 @@ class Dataset:
         if isinstance(index, str):
             at = self._position(index)
             if at is None:
-                raise SampleAbsent(f"no sample {index!r} in {self._place} at snapshot {self.snapshot_id}")
+                raise SampleAbsent(
+                    f"no sample {index!r} in {self._place} at snapshot {self.snapshot_id}",
+                    hint="`ids` lists those there are",
+                )
             return at
         try:
             position = operator.index(index)
@@ -321,7 +325,7 @@ def _pinned(store: ObjectStore, place: BucketUrl, *, wanted: Snapshot | str | No
     is_marked = fetch_marker(store, place.prefix) is not None
     current = fetch_snapshot(store, place.prefix)
     if not is_marked and not current.segments:
-        raise StoreMissing(f"there is no durastore at {place}", hint="check bucket and prefix")
+        raise StoreMissing(f"there is no durastore at {place}", hint=NO_STORE_HINT)
     if not is_marked:
         # The rows prove themselves; only writers depend on the marker.
         LOGGER.warning("dataset %s: the bucket marker is gone, the manifest is there", place)

@@ -138,7 +138,7 @@ def _open(path: Path) -> int:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # NONBLOCK: a FIFO must not hang the start
     except OSError as exc:
-        raise InvalidInput(f"input {path} cannot be opened: {exc.strerror}") from exc
+        raise InvalidInput(f"input {path} cannot be opened: {exc.strerror}", hint="check the path of INPUT") from exc
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise InvalidInput(f"input {path} is not a regular file", hint="it is read twice, so a pipe cannot be used")

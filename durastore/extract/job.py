@@ -19,7 +19,6 @@ from durastore.config import resolve_options
 from durastore.errors import DurastoreError, StoreClosed
 from durastore.extract.engine import Engine
 from durastore.extract.failure_book import FailureBook
-from durastore.extract.heartbeat import WatchedEngine, watched
 from durastore.extract.inputs import Survey, read_selected, survey_input
 from durastore.extract.job_book import KnownJob, begin_job, end_job
 from durastore.extract.layers import LayerPlan, parse_layers
@@ -38,6 +37,7 @@ from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import Tally
 from durastore.extract.tokens import LengthRule, TransformersTokenizer, tokenise
 from durastore.extract.transformers_engine import ModelSettings, TransformersEngine
+from durastore.extract.watched_passes import WatchedEngine, watched
 from durastore.model import Digest, Run, render_json
 from durastore.observe.events import LOGGER
 from durastore.store.opening import OptionOverrides, open_store

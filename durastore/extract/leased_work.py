@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from durastore.clock import Clock
 from durastore.errors import DurastoreError
-from durastore.extract.heartbeat import watched
 from durastore.extract.job import EngineFactory, ExtractRequest, RunPlan
 from durastore.extract.reporting import ReportedWorker, reported
 from durastore.extract.rows import RowFailure, TokenRow
@@ -21,6 +20,7 @@ from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import Tally
 from durastore.extract.tokens import tokenise
 from durastore.extract.transformers_engine import ModelSettings
+from durastore.extract.watched_passes import watched
 from durastore.model import Run, SampleId
 from durastore.store.store import Store
 

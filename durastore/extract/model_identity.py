@@ -123,7 +123,10 @@ def _fetch_from_hub(name: str) -> Path:
         if not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(name, allow_patterns=[*_HUB_PATTERNS, "*.bin"]))
     except Exception as exc:  # the hub's client raises what its HTTP library raises
-        raise ConfigError(f"model {name} cannot be fetched from the hub: {type(exc).__name__}: {exc}") from exc
+        raise ConfigError(
+            f"model {name} cannot be fetched from the hub: {type(exc).__name__}: {exc}",
+            hint="check the name and the network (gated models: HF_TOKEN), or give a folder that holds the model",
+        ) from exc
     return folder
 
 

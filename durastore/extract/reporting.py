@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from durastore.clock import Clock
-from durastore.extract.heartbeat import WatchedEngine
 from durastore.extract.tally import Counts, Tally
+from durastore.extract.watched_passes import WatchedEngine
 from durastore.formats.status import SLOT_BYTES, WORKER_STATUS_NAME, render_slot
 from durastore.fsio.folder import Folder
 from durastore.fsio.status_file import StatusFile

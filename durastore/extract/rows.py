@@ -147,7 +147,7 @@ def _object_of(data: bytes) -> dict[str, Any]:
     except (RecursionError, ValueError) as exc:  # nesting bombs, integers of thousands of digits
         raise _RowError(f"is not usable JSON: {type(exc).__name__}") from exc
     if not isinstance(values, dict):
-        raise _RowError(f"is a {type(values).__name__}, not a JSON object")
+        raise _RowError(f"is of type {type(values).__name__}, not a JSON object")
     return values
 
 
@@ -157,7 +157,7 @@ def _id_of(values: dict[str, Any]) -> SampleId | None:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, str | int):
-            raise _RowError(f"{key} is a {type(value).__name__}, not a text or an integer")
+            raise _RowError(f"{key} is of type {type(value).__name__}, not a text or an integer")
         try:
             return SampleId(str(value))
         except InvalidSampleId as exc:
@@ -201,7 +201,7 @@ def _text_of(values: dict[str, Any]) -> TextContent | None:
         if value is None:
             continue
         if not isinstance(value, str):
-            raise _RowError(f"{key} is a {type(value).__name__}, not a text")
+            raise _RowError(f"{key} is of type {type(value).__name__}, not a text")
         return TextContent(text=value)
     return None
 

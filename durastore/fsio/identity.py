@@ -21,10 +21,6 @@ class FileIdentity:
     mtime_ns: int
     ctime_ns: int
 
-    def is_same_bytes(self, other: FileIdentity) -> bool:
-        """True if nothing says that the file changed; `dev` is compared too, so only within one boot."""
-        return self == other
-
     def would_show_change(self, now_ns: int) -> bool:
         """Whether a write from `now_ns` (wall clock) on leaves other times than these. Not where they are kept in whole
         seconds (ext4 with small inodes, ext3, FAT) and the last change is of this moment.

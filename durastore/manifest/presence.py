@@ -8,7 +8,9 @@ from durastore.manifest.marker_store import fetch_marker
 from durastore.manifest.snapshot import Snapshot, fetch_snapshot
 from durastore.objectstore.port import ObjectStore
 
-__all__ = ["check_present", "fetch_present_snapshot"]
+__all__ = ["NO_STORE_HINT", "check_present", "fetch_present_snapshot"]
+
+NO_STORE_HINT = "check bucket and prefix; the first writer there makes it (durastore.open, `extract`, `adopt`)"
 
 
 def fetch_present_snapshot(store: ObjectStore, prefix: str) -> Snapshot:
@@ -27,4 +29,4 @@ def check_present(store: ObjectStore, prefix: str) -> None:
         return
     folders = (segment_listing_prefix(prefix), *held_listing_prefixes(prefix))
     if not any(page for folder in folders for page in store.list(folder)):
-        raise StoreMissing(f"there is no durastore at {store.url}/{prefix}", hint="check bucket and prefix")
+        raise StoreMissing(f"there is no durastore at {store.url}/{prefix}", hint=NO_STORE_HINT)

@@ -20,7 +20,7 @@ from durastore.fsio.folder import Folder
 from durastore.fsio.lock import holders
 from durastore.fsio.space import disk_bytes, free_bytes
 from durastore.monitor.facts import Liveness, RootFacts, SpoolFacts
-from durastore.monitor.processes import liveness_of
+from durastore.monitor.liveness import liveness_of
 from durastore.observe.status import StoreRecord, Teller, WorkerRecord
 from durastore.spool.glance import RootGlance, SpoolGlance, look_at_root
 from durastore.spool.last_words import load_last_record

@@ -131,7 +131,7 @@ class _Curve:
     """Lines over time; what a screen reader gets is the last value, in words."""
 
     def __init__(self, title: str, names: tuple[str, ...]) -> None:
-        self._title, self._names = title, names
+        self._names = names
         self._last = 0
         with card(title):
             self._chart = ui.echart(_options(names)).style("height: 190px; width: 100%")

@@ -29,7 +29,13 @@ from durastore.errors import (
 )
 from durastore.model import ObjectKey
 
-__all__ = ["Refusal", "classify", "classify_refusal"]
+__all__ = ["NO_CREDENTIALS_HINT", "Refusal", "classify", "classify_refusal"]
+
+NO_CREDENTIALS_HINT = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; a directory for a bucket is written /dir or ./dir"
+)
+_CREDENTIALS = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, and that they are those of this endpoint"
+_TLS = "does the server speak https? If it does, name the certificate it is to be trusted by: ca_bundle"
 
 _CREDENTIAL_CODES = frozenset(
     [
@@ -193,10 +199,12 @@ def classify_refusal(refusal: Refusal, *, write: bool, what: str, key: ObjectKey
 def _classify_denied(refusal: Refusal, said: str, *, facts: dict[str, Any]) -> DurastoreError:
     code = refusal.server_code
     if code in _CREDENTIAL_CODES or refusal.status == 401:
-        return CredentialsRefused(said, hint="check the AWS credentials of this process", **facts)
+        return CredentialsRefused(said, hint=_CREDENTIALS, **facts)
     if code in _HINTS:
         return RequestRefused(said, hint=_HINTS[code], **facts)
-    return PermissionRefused(said, hint="these credentials may not do this", **facts)
+    return PermissionRefused(
+        said, hint="these credentials may not do this; docs/operations/iam.md tells what is needed", **facts
+    )
 
 
 def _classify_absent(refusal: Refusal, said: str, *, facts: dict[str, Any]) -> DurastoreError:
@@ -252,9 +260,7 @@ def _classify_transport(exc: BaseException, request: _Request) -> DurastoreError
     names = {kind.__name__ for kind in type(exc).__mro__}
     title, kind = request.title(), type(exc).__name__
     if names & _NO_CREDENTIALS:
-        return CredentialsRefused(
-            f"{title}: no usable AWS credentials ({kind})", hint="set them up for the standard AWS chain"
-        )
+        return CredentialsRefused(f"{title}: no usable AWS credentials ({kind})", hint=NO_CREDENTIALS_HINT)
     if names & _WRONG_CONFIG:
         return ConfigError(
             f"{title}: the S3 configuration cannot be used ({kind})", hint="check profile, region and endpoint_url"
@@ -263,7 +269,7 @@ def _classify_transport(exc: BaseException, request: _Request) -> DurastoreError
         return RequestRefused(f"{title}: the client refused the request ({kind})")
     if names & _NEVER_SENT:
         is_certificate = "SSLError" in names or "ClientConnectorCertificateError" in names
-        hint = "check ca_bundle" if is_certificate else "check endpoint_url and that the server runs"
+        hint = _TLS if is_certificate else "check endpoint_url and that the server runs"
         return EndpointUnreachable(f"{title}: no connection to the endpoint ({kind})", hint=hint)
     if request.is_write:
         return AmbiguousWrite(f"{title}: the answer was lost ({kind}); it may or may not have happened")

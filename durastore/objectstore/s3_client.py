@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from durastore.config import checked_address
 from durastore.errors import CredentialsRefused
-from durastore.objectstore.classify import classify
+from durastore.objectstore.classify import NO_CREDENTIALS_HINT, classify
 from durastore.objectstore.location import S3Options
 from durastore.objectstore.per_process import PerProcess
 from durastore.objectstore.s3_thrift import spare_repeated_work
@@ -125,7 +125,7 @@ class Connector:
         except botocore.exceptions.BotoCoreError as exc:
             raise classify(exc, write=False, what="opening a session") from exc
         if credentials is None:
-            raise CredentialsRefused("no AWS credentials found", hint="set them up for the standard AWS chain")
+            raise CredentialsRefused("no AWS credentials found", hint=NO_CREDENTIALS_HINT)
         authority = self.options.ca_bundle or core.get_config_variable("ca_bundle")
         return _Session(core=core, credentials=credentials, ca_bundle=authority)
 

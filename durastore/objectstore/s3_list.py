@@ -142,7 +142,10 @@ def _parse_frame(body: bytes, prefix: str) -> tuple[ET.Element, str, str | None]
         raise UnknownAnswer(f"list {prefix!r}: the answer is no XML document ({len(body)} bytes)") from exc
     space, brace, name = root.tag.rpartition("}")
     if name != "ListBucketResult":
-        raise UnknownAnswer(f"list {prefix!r}: the answer is a {ascii(name)[:60]}, not a listing")
+        raise UnknownAnswer(
+            f"list {prefix!r}: the answer is a {ascii(name)[:60]}, not a listing",
+            hint="is endpoint_url an S3 endpoint?",
+        )
     space += brace
     is_truncated = root.findtext(f"{space}IsTruncated")
     if is_truncated not in ("true", "false"):

@@ -72,7 +72,7 @@ class SpoolRoot:
             if not filesystem.is_local_disk and not is_any_filesystem_allowed:
                 raise UnsupportedFilesystem(
                     f"spool root {real} is on {filesystem.type_name}, which may lose acknowledged data",
-                    hint="use a directory on a local disk (ext4, xfs, btrfs, ...), or allow any file system explicitly",
+                    hint="use a local disk (ext4, xfs, ...); DURASTORE_IS_ANY_FILESYSTEM_ALLOWED=1 takes the risk",
                 )
             _settle_names(folder)
             return cls(folder, identity=_identify(folder, filesystem), filesystem=filesystem)

@@ -30,7 +30,7 @@ from durastore.fsio.lock import FlockedFile
 from durastore.fsio.publish import publish
 from durastore.fsio.space import disk_bytes, free_bytes
 from durastore.fsio.status_file import StatusFile
-from durastore.model import Evidence, PackState, Run, WriterId
+from durastore.model import Evidence, PackState, WriterId
 from durastore.spool.journal import Journal, PackRecord
 from durastore.spool.journal_file import set_aside
 from durastore.spool.pack_bytes import is_sealed_content
@@ -178,10 +178,6 @@ class Spool:
             return is_sealed_content(fd, record)
         finally:
             os.close(fd)
-
-    def known_runs(self) -> list[Run]:
-        """The runs whose text this spool's journal keeps."""
-        return list(self.journal.runs().values())
 
     def status_file(self, name: str) -> StatusFile:
         """A file of this spool for people to look at. Close it before the spool."""

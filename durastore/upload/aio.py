@@ -24,7 +24,7 @@ from durastore.errors import (
 )
 from durastore.extras import ensure_extra
 from durastore.model import ObjectKey
-from durastore.objectstore.classify import classify
+from durastore.objectstore.classify import NO_CREDENTIALS_HINT, classify
 from durastore.objectstore.location import S3Options
 from durastore.objectstore.port import Body, ObjectStat, PartReply, WriteReply
 from durastore.objectstore.s3_client import expecting_owner, refuse_blind_redirect, shared_loader
@@ -274,7 +274,7 @@ async def _open_client(stack: AsyncExitStack, bucket: str, *, options: S3Options
     core.register_component("data_loader", shared_loader(core.get_config_variable("data_path")))
     session = aioboto3.Session(botocore_session=core, region_name=options.region)
     if await session.get_credentials() is None:
-        raise CredentialsRefused("no AWS credentials found", hint="set them up for the standard AWS chain")
+        raise CredentialsRefused("no AWS credentials found", hint=NO_CREDENTIALS_HINT)
 
     async def opened(style: str) -> Any:
         config = _config(options, style=style, max_requests=max_requests)

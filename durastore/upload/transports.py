@@ -7,7 +7,6 @@ was opened with.
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Literal
 
 from durastore.errors import ConfigError
 from durastore.objectstore.location import BucketUrl, S3Options
@@ -16,9 +15,7 @@ from durastore.upload.aio import aio_transport
 from durastore.upload.port import TransportFactory
 from durastore.upload.threads import threads_transport
 
-__all__ = ["TransportName", "choose_transport"]
-
-TransportName = Literal["auto", "aio", "threads"]
+__all__ = ["choose_transport"]
 
 
 def choose_transport(

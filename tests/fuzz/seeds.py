@@ -21,7 +21,6 @@ from durastore.formats.pack import TRAILER, member_header, member_padding, run_m
 from durastore.formats.segment import SegmentContent, render_segment
 from durastore.formats.spool_root import RootRecord, render_root
 from durastore.formats.stop import LiftRecord, Place, StopRecord
-from durastore.formats.upload_session import PartRecord, UploadSession, render_session
 from durastore.manifest.snapshot import SegmentRef, snapshot_of
 from durastore.model import (
     Digest,
@@ -214,7 +213,6 @@ def _row_seeds(one: EncodedSample) -> dict[str, bytes]:
 
 def _text_seeds() -> dict[str, Mapping[str, bytes]]:
     marker = Marker(store_id="0" * 32, format=1, run=RUN, created_ns=1)
-    parts = tuple(PartRecord(number=n, etag=f'"{n}"', size_bytes=8 << 20, crc64nvme=CRC) for n in (1, 2, 7))
     refs = [SegmentRef(key=key, size_bytes=5, last_modified_s=1.5) for key in SEGMENT_KEYS]
     root = RootRecord(root_id="0" * 32, fs_uuid="uuid", directory_inode=7)
     place = Place(endpoint="http://h", bucket="b", prefix="p")
@@ -230,7 +228,6 @@ def _text_seeds() -> dict[str, Mapping[str, bytes]]:
             "plain": Marker(store_id="1" * 32, format=1, run=None, created_ns=1).render(),
         },
         "run": {"run": RUN.text.encode()},
-        "upload_session": {"parts": render_session(UploadSession(upload_id="u", part_bytes=8, parts=parts)).encode()},
         "snapshot": {"three": snapshot_of("p", refs).render().encode(), "empty": snapshot_of("", []).render().encode()},
         "probe_result": {"attested": probe().render()},
         "stop_of_reclaiming": {

@@ -29,7 +29,6 @@ from durastore.formats.pack import member_name
 from durastore.formats.runs import parse_run
 from durastore.formats.spool_root import parse_root
 from durastore.formats.stop import LiftRecord, StopRecord
-from durastore.formats.upload_session import parse_session, render_session
 from durastore.fsio.identity import FileIdentity
 from durastore.manifest.snapshot import SegmentRef, Snapshot, segments_id
 from durastore.model import EvidenceLevel, ObjectKey, SampleId
@@ -80,13 +79,6 @@ def check_run(data: bytes) -> None:
     for text in _texts(data):
         with suppress(IntegrityError):
             parse_run(text)
-
-
-def check_session(data: bytes) -> None:
-    for text in _texts(data):
-        with suppress(IntegrityError, FormatUnsupported):
-            session = parse_session(text)
-            assert parse_session(render_session(session)) == session
 
 
 def check_probe(data: bytes) -> None:
@@ -332,7 +324,6 @@ def _insert(pieces: tuple[bytes, ...]) -> Any:
 TEXT_TARGETS = (
     FuzzTarget(name="marker", check=check_marker),
     FuzzTarget(name="run", check=check_run),
-    FuzzTarget(name="upload_session", check=check_session),
     FuzzTarget(name="probe_result", check=check_probe),
     FuzzTarget(name="stop_of_reclaiming", check=check_stop),
     FuzzTarget(name="spool_root", check=check_root),

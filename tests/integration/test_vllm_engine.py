@@ -17,13 +17,13 @@ from durastore.clock import SYSTEM_CLOCK
 from durastore.errors import ConfigError, EngineFailed
 from durastore.extract.conversion import RunShape
 from durastore.extract.engine import Extracted, Refused, StreamEngine
-from durastore.extract.heartbeat import watched
 from durastore.extract.json_server import AskAgain, JsonServer, Unusable
 from durastore.extract.request_stream import Pace
 from durastore.extract.rows import TokenRow
 from durastore.extract.server_settings import ServerSettings
 from durastore.extract.staging_room import StagingRoom
 from durastore.extract.vllm_engine import VllmClient, VllmEngine
+from durastore.extract.watched_passes import watched
 from durastore.formats.staging import STAGING_MARKER_NAME
 from durastore.model import Digest
 from tests.integration.extract_lab import token_rows

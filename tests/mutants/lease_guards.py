@@ -62,7 +62,7 @@ LEASES = (
     ),
     _lease(
         "stuck-workers-renew",
-        file="durastore/extract/heartbeat.py",
+        file="durastore/extract/watched_passes.py",
         before="                if self.is_stuck:\n                    continue\n",
         after="",
         test="test_a_stuck_pass_is_silent",

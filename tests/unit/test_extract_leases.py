@@ -16,9 +16,9 @@ from durastore.clock import ManualClock
 from durastore.errors import ConfigError, DiskFailed, StoreMissing
 from durastore.extract.engine import Extracted, Refused
 from durastore.extract.failure_book import FailureBook, load_failures
-from durastore.extract.heartbeat import WatchedEngine
 from durastore.extract.leases import MOST_LAPSES, LeaseQueue, Standing, Task, TaskState
 from durastore.extract.rows import RowFailure, TokenRow
+from durastore.extract.watched_passes import WatchedEngine
 from durastore.extract.work_db import ALIVE_FILE, WORK_FILE, WorkDb
 from durastore.fsio.alive import PresenceFile
 from durastore.model import SampleId

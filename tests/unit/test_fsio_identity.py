@@ -32,7 +32,6 @@ def test_every_number_counts(field: str, source: str) -> None:
     other: Any = Stat(**{source: 99})
     assert identity_of(plain) == identity_of(plain)
     assert identity_of(plain) != identity_of(other)
-    assert not identity_of(plain).is_same_bytes(identity_of(other))
     assert getattr(identity_of(other), field) == 99
     assert FileIdentity.parse(identity_of(other).render()) == identity_of(other)
 

@@ -499,7 +499,7 @@ def test_a_lost_journal_is_read_back_from_the_packs(tmp_path: Path, is_sealed: b
             for entry in spool.journal.entries(record.pack_id)
         }
         digests = {record.digest for record in spool.journal.packs(PackState.SEALED)}
-        runs = spool.known_runs()
+        runs = spool.journal.runs()
     lose_journal(tmp_path)
     with spool_at(tmp_path) as spool:
         report = recover_twice(spool)
@@ -511,7 +511,7 @@ def test_a_lost_journal_is_read_back_from_the_packs(tmp_path: Path, is_sealed: b
         }
         assert found == known
         assert digests <= {record.digest for record in spool.journal.packs(PackState.SEALED)}
-        assert spool.known_runs() == runs
+        assert spool.journal.runs() == runs
         assert spool.quarantine_folder.names() == []
         assert_obtainable(spool, [*SAMPLES, BIG])
         assert_settled(spool)

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from durastore.errors import ObjectAbsent, ObjectExists, RequestRefused
@@ -48,7 +48,10 @@ class Pack:
 
     def on_part(self, part: PartRecord) -> None:
         assert self.session is not None, "a part was told of before its session was recorded"
-        self.session = self.session.with_part(part)
+        others = [
+            known for known in self.session.parts if known.number != part.number
+        ]  # sent again, it takes its place
+        self.session = replace(self.session, parts=tuple(sorted([*others, part], key=lambda known: known.number)))
 
     def job(self, *, is_overwriting: bool = False) -> UploadJob:
         return UploadJob(

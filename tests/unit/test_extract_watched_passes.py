@@ -8,8 +8,8 @@ import numpy as np
 
 from durastore.clock import SYSTEM_CLOCK
 from durastore.extract.engine import Extracted, Refused, StreamEngine
-from durastore.extract.heartbeat import watched
 from durastore.extract.rows import TokenRow
+from durastore.extract.watched_passes import watched
 from durastore.model import Digest, SampleId
 
 
