@@ -120,12 +120,13 @@ def _until(is_so: Callable[[], bool], running: Running) -> bool:
     return False
 
 
-def _kill_one(queue: Queue, chance: random.Random) -> int:
-    """SIGKILL to a worker that is at work; the samples it had leased. A child of ours: its id is not reused."""
-    busy = queue.busy_pids()
+def _kill_one(queue: Queue, killed: set[int], *, chance: random.Random) -> int:
+    """SIGKILL to a worker that is at work; the samples it had leased. The killed lease until somebody notices."""
+    busy = sorted(queue.busy_pids().keys() - killed)
     if not busy:
         return 0
-    pid = chance.choice(sorted(busy))
+    pid = chance.choice(busy)
+    killed.add(pid)
     os.kill(pid, signal.SIGSTOP)  # or what it leases would change between the look and the kill
     leased = queue.busy_pids().get(pid, 0)
     os.kill(pid, signal.SIGKILL)
@@ -146,12 +147,14 @@ def _let_go(forwards: Path) -> None:
 
 
 def _forwards(path: Path) -> Counter[str]:
-    return Counter(line.split()[1] for line in path.read_text(encoding="utf-8").splitlines())
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return Counter(line.split()[1] for line in text.splitlines())
 
 
 def _passed(path: Path) -> set[int]:
     """Process ids of the workers that made a pass."""
-    return {int(line.split()[0]) for line in path.read_text(encoding="utf-8").splitlines()} if path.exists() else set()
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return {int(line.split()[0]) for line in text.splitlines()}
 
 
 def _run_with_kills(job: Job, forwards: Path, *, samples: int, kills: int, seed: int = 7, **more: Any) -> None:
@@ -160,15 +163,17 @@ def _run_with_kills(job: Job, forwards: Path, *, samples: int, kills: int, seed:
     _hold(forwards, 0)
     running, queue = Running(job, workers=2, **more), Queue(job.root)
     in_flight = done = 0
+    killed: set[int] = set()
     for number in range(kills):
-        goal = (number + 1) * samples // (kills + 2)
-        _hold(forwards, goal + most_held)
+        goal = (number + 1) * samples // (kills + 4)
+        behind = len(_forwards(forwards)) - queue.stored()  # what killed workers had may be done last
+        _hold(forwards, goal + most_held + max(0, behind))
         leased = 0
         while not leased and _until(
             lambda goal=goal: queue.stored() >= goal and bool(queue.busy_pids()),  # type: ignore[misc]
             running,
         ):
-            leased = _kill_one(queue, chance)
+            leased = _kill_one(queue, killed, chance=chance)
         in_flight += leased
         done += leased > 0
     _let_go(forwards)
