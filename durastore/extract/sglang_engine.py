@@ -32,6 +32,8 @@ from durastore.formats.staging import new_session, render_request
 __all__ = ["SglangEngine"]
 
 _NO_LIMIT = 1 << 62
+_STARTED_ANEW_S = 5.0
+"""No server ends, starts and loads a model in less."""
 
 
 class SglangEngine:
@@ -51,8 +53,11 @@ class SglangEngine:
         self._clients = [SglangClient(url, clock=clock) for url in settings.endpoints]
         self._orders: list[list[int]] = []
         """Of each server: which slot of its states is each layer's. Equal layers may come in another order."""
-        self._doubted: set[int] = set()
-        """Servers of which a request came to nothing since their flags were seen."""
+        self._broken = [0] * len(self._clients)
+        """Of each server: how many of its requests came to nothing."""
+        self._looked = [0] * len(self._clients)
+        """The same number, as it was before its flags were last looked at."""
+        self._heard_s = [0.0] * len(self._clients)
         self._looking = threading.Lock()
         self._numbers = count(1)
         self._session = new_session()
@@ -66,6 +71,7 @@ class SglangEngine:
         if sickness is not None:
             raise EngineFailed(f"the server cannot be used: {sickness}")
         self._orders = [self._order_of(client) for client in self._clients]
+        self._heard_s = [self._clock.monotonic()] * len(self._clients)
 
     def health(self) -> str | None:
         return sickness_of(client.server for client in self._clients)
@@ -101,10 +107,14 @@ class SglangEngine:
                 timeout_s=self._settings.timeout_s,
             )
         except AskAgain:
-            self._doubted.add(turn)
+            with self._looking:
+                self._broken[turn] += 1
             raise
-        if turn in self._doubted:
-            raise AskAgain("another request to this server failed meanwhile: it may have been started anew")
+        # Another request broke meanwhile: perhaps this answer is of a server that was started anew. If it still has the
+        # order that was asked for, the answer is good: a sample must not fail because its neighbour does.
+        if self._order_now(turn) != order:
+            raise AskAgain("the server was started anew meanwhile, with other layers")
+        self._heard_s[turn] = self._clock.monotonic()
         states = self._states(facts, row, order=order)
         tensors: dict[str, Any] = {"hidden_states": states, "input_ids": row.input_ids}
         if row.loss_mask is not None:
@@ -121,16 +131,19 @@ class SglangEngine:
     # -------------------------------------------------------------------------------------------------------------
 
     def _order_now(self, turn: int) -> list[int]:
-        """After a request that failed the server may be another one, started with other flags: it is looked at again.
-        `AskAgain` where it does not answer yet.
+        """After a request that broke, and after a silence in which a server can have loaded its model, it may be
+        another one, started with other flags: it is looked at again. `AskAgain` where it does not answer yet.
         """
         with self._looking:
-            if turn in self._doubted:
+            broken = self._broken[turn]
+            silence_s = self._clock.monotonic() - self._heard_s[turn]
+            if broken != self._looked[turn] or silence_s > _STARTED_ANEW_S:
                 try:
                     self._orders[turn] = self._order_of(self._clients[turn])
                 except EngineFailed as exc:
                     raise AskAgain(exc.message) from exc
-                self._doubted.discard(turn)
+                self._looked[turn] = broken  # what breaks during the look is looked at once more
+                self._heard_s[turn] = self._clock.monotonic()
             return self._orders[turn]
 
     def _order_of(self, client: SglangClient) -> list[int]:

@@ -147,7 +147,7 @@ def test_what_an_endpoint_may_do_is_outlasted(strict: StrictTrial, rules: tuple[
     store = strict.open(reclaim="lazy")
     strict.server.script(SMALL_PARTS, *rules)
     strict.put_all(store, is_multipart=True)
-    store.flush(160)
+    store.flush(600)
     store.abandon()
     held = {path.read_bytes() for path in strict.packs}
     assert len(held) == len(NAMES) + 1
@@ -193,7 +193,7 @@ def test_a_power_cut_after_the_look_loses_nothing(strict: StrictTrial) -> None:
     # case B62: the server comes back without the last seconds of what it acknowledged
     store = strict.open(reclaim="lazy")
     strict.put_all(store, is_multipart=False)
-    store.flush(160)
+    store.flush(600)
     store.abandon()
     held = {path.name: path.read_bytes() for path in strict.packs}
     for key in strict.object_keys():
@@ -201,7 +201,7 @@ def test_a_power_cut_after_the_look_loses_nothing(strict: StrictTrial) -> None:
     strict.refuse(strict.open(reclaim="lazy"))
     assert {path.name: path.read_bytes() for path in strict.packs} == held
     store = strict.open(reclaim="never")
-    store.flush(160)
+    store.flush(600)
     store.abandon()
     assert set(held.values()) <= {strict.content(key) for key in strict.object_keys()}
     strict.check_nothing_lost()
@@ -212,7 +212,7 @@ def test_a_bucket_of_another_account_gets_no_byte(strict: StrictTrial, transport
     # case B170
     with contextlib.closing(strict.open(bucket_owner=OWNER, transport=transport)) as store:
         strict.put(store, "s/0")
-        store.flush(160)  # the right account's bucket takes what carries the header
+        store.flush(600)  # the right account's bucket takes what carries the header
     keys, counts = strict.server.keys(strict.bucket), strict.server.counts()
     strict.server.script(Rule(lie=Lie.WRONG_OWNER))
     with pytest.raises(CredentialsRefused):
@@ -232,7 +232,7 @@ def test_a_hostile_listing_hides_nothing_from_the_proof(strict: StrictTrial) -> 
     # cases B141, B18: listings are never what a byte is freed on
     store = strict.open(reclaim="lazy")
     strict.put_all(store, is_multipart=False)
-    store.flush(160)
+    store.flush(600)
     strict.server.script(Rule(lie=Lie.LIST_OMITS), Rule(lie=Lie.LIST_EMPTY))
     assert strict.stop(store) is None
     assert len(strict.unlinked) == len(NAMES)
@@ -244,7 +244,7 @@ def test_an_open_on_a_listing_that_is_none_is_refused_or_right(strict: StrictTri
     # case B140
     store = strict.open(reclaim="lazy")
     strict.put_all(store, is_multipart=False)
-    store.flush(160)
+    store.flush(600)
     store.abandon()
     held = {path.name: path.read_bytes() for path in strict.packs}
     strict.server.script(Rule(lie=lie), Rule(lie=Lie.PAGE_SIZE, op="list", amount=1))

@@ -37,16 +37,16 @@ def test_only_a_persons_probe_after_the_mismatch_lifts_the_stop(
     with closing(opened()) as store:
         store.put("a", {"h": np.arange(3000, dtype=np.int32)})
         with pytest.raises(PackFailed, match="stopped"):
-            store.drain(30)
+            store.drain(600)
         wait_until(lambda: bool(probes()))  # its own probe, which ended after the mismatch
     with closing(opened()) as store, pytest.raises(PackFailed, match="stopped"):
-        store.drain(30)
+        store.drain(600)
     assert not any(probe.is_by_person for probe in probes())
     place = ["--bucket", f"s3://{bucket}/p", "--endpoint-url", strict_s3.endpoint_url]
     assert run(["probe", *place, "--local", str(local)]) == 0
     with closing(opened()) as store:
-        store.drain(30)
+        store.drain(600)
         assert store.status().local_bytes == 0
     with closing(opened(probe="never")) as store:
         store.put("b", {"h": np.arange(10, dtype=np.int32)})
-        store.drain(30)
+        store.drain(600)

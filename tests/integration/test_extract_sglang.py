@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from durastore.clock import ManualClock
 from durastore.errors import ConfigError, EngineFailed
 from durastore.extract.engine import Extracted, Refused
 from durastore.extract.layers import parse_layers
@@ -19,7 +22,7 @@ from durastore.extract.server_settings import ServerSettings
 from durastore.extract.sglang_engine import SglangEngine
 from durastore.formats.staging import STAGING_MARKER_NAME
 from tests.integration.extract_lab import Job, job, model_folder, token_rows
-from tests.integration.model_servers import SglangServer, States
+from tests.integration.model_servers import JsonHandler, SglangServer, States
 from tests.integration.served_lab import Served, rows_of, small_states
 
 __all__ = ["job", "model_folder", "small_states"]  # fixtures
@@ -183,6 +186,73 @@ def test_a_server_that_was_started_anew_in_between_is_looked_at_again(
     served.check_stored()
 
 
+class _Meanwhile(SglangServer):
+    """While `late` is asked for, the request for `broken` comes to nothing; then `late` is answered."""
+
+    def __init__(self, states: States) -> None:
+        super().__init__(states)
+        self.broken, self.late = [5, 6, 7], [8, 9]
+        self.flags["return_aux_hidden_state_layer_ids"] = [0, 2, 3]
+        self.plan.add(self.broken, "error")
+        self.is_late_asked, self.is_broken = threading.Event(), threading.Event()
+        self.before_late: Callable[[], None] = lambda: None
+
+    def generate(self, handler: JsonHandler, body: dict[str, Any]) -> None:
+        if body["input_ids"] == self.late:
+            self.is_late_asked.set()
+            assert self.is_broken.wait(30)
+            time.sleep(0.5)  # the client has to read its answer
+            self.before_late()
+        else:
+            assert self.is_late_asked.wait(30)
+        super().generate(handler, body)
+        if body["input_ids"] == self.broken:
+            self.is_broken.set()
+
+
+def _one_try(url: str) -> ServerSettings:
+    return ServerSettings(endpoints=(url,), pace=Pace(concurrency=2, tries=1), timeout_s=60.0)
+
+
+def test_a_sample_does_not_fail_because_its_neighbour_does(small_states: States) -> None:
+    server = _Meanwhile(small_states)
+    with server.running() as url:
+        refused, good = _engine(_one_try(url)).extract(token_rows([server.broken, server.late]))
+    assert isinstance(refused, Refused)
+    assert isinstance(good, Extracted)
+    assert good.tensors["hidden_states"].view(torch.uint16).numpy().tolist() == bits(small_states(server.late))
+
+
+def test_an_answer_of_a_server_that_was_started_anew_meanwhile_is_not_taken(small_states: States) -> None:
+    server = _Meanwhile(small_states)
+
+    def start_anew() -> None:
+        server.flags["return_aux_hidden_state_layer_ids"] = [2, 0, 3]
+        server.order = [1, 0, 2]
+
+    server.before_late = start_anew
+    with server.running() as url:
+        engine = _engine(_one_try(url))
+        refused = engine.extract(token_rows([server.broken, server.late]))
+        assert [type(each) for each in refused] == [Refused, Refused]
+        (good,) = engine.extract(token_rows([server.late]))
+    assert isinstance(good, Extracted)
+    assert good.tensors["hidden_states"].view(torch.uint16).numpy().tolist() == bits(small_states(server.late))
+
+
+def test_a_server_that_was_started_anew_while_nothing_was_asked_is_looked_at_again(
+    server: SglangServer, settings: ServerSettings, small_states: States
+) -> None:
+    clock = ManualClock()
+    engine = SglangEngine(settings, _PLAN, model=_MODEL, clock=clock)
+    for order, layers in (([1, 2, 0], [2, 3, 0]), ([0, 2, 1], [0, 3, 2])):
+        server.flags["return_aux_hidden_state_layer_ids"], server.order = layers, order
+        (good,) = engine.extract(token_rows([[5, 6]]))
+        assert isinstance(good, Extracted)
+        assert good.tensors["hidden_states"].view(torch.uint16).numpy().tolist() == bits(small_states([5, 6]))
+        clock.advance(60)
+
+
 def test_a_server_that_was_started_anew_for_something_else_ends_the_run(
     server: SglangServer, settings: ServerSettings
 ) -> None:
@@ -194,9 +264,16 @@ def test_a_server_that_was_started_anew_for_something_else_ends_the_run(
         engine.extract(token_rows([[5, 6]]))
 
 
+_PLAN = parse_layers("1,3,last", num_layers=4)
+_MODEL = ("LlamaForCausalLM", 32, "bfloat16")
+
+
 def _engine(settings: ServerSettings) -> SglangEngine:
-    plan = parse_layers("1,3,last", num_layers=4)
-    return SglangEngine(settings, plan, model=("LlamaForCausalLM", 32, "bfloat16"))
+    return SglangEngine(settings, _PLAN, model=_MODEL)
+
+
+def bits(states: Any) -> Any:
+    return states.view("u2").tolist()
 
 
 @pytest.mark.parametrize(
