@@ -52,7 +52,7 @@ from durastore.verify.remote import read_back
 __all__ = ["RowPublisher", "SendReport", "Sender", "hash_local", "leased_where_it_can_be", "open_local"]
 
 _BATCH_FILES = 2_000
-_THREADS = 8
+_THREADS = 6
 _BODY_BYTES = 1 << 20
 _LEAST_PART_BYTES = 5 << 20
 _STOPPING = (EndpointUnreachable, CredentialsRefused, BucketMissing, StoreClosed)

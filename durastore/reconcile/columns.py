@@ -36,6 +36,7 @@ __all__ = [
 _compute: Any = pyarrow.compute  # its stubs know neither large strings nor what its functions return
 
 _CHUNK = 50_000
+_DIGEST_BYTES = 16
 _HEX_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 _LARGE = 200_000
 
@@ -144,9 +145,12 @@ def hashes_of(names: Texts) -> NDArray[np.uint64]:
 
 
 def hex_of(digests: Texts) -> Texts:
-    """16-byte digests as 32 hex digits each."""
+    """16-byte digests as 32 hex digits each. ValueError where one lacks."""
     held: Any = digests
-    values = np.frombuffer(b"".join(held.to_pylist()), dtype=np.uint8)
+    if held.null_count or held.type != pa.binary(_DIGEST_BYTES):
+        raise ValueError(f"{held.null_count} of {len(held)} rows have no digest, of {held.type}")
+    start = held.offset * _DIGEST_BYTES
+    values = np.frombuffer(held.buffers()[1] or b"", dtype=np.uint8)[start : start + len(held) * _DIGEST_BYTES]
     text = np.empty((len(values), 2), dtype=np.uint8)
     text[:, 0], text[:, 1] = _HEX_DIGITS[values >> 4], _HEX_DIGITS[values & 15]
     ends: Any = np.arange(len(held) + 1, dtype=np.int64) * 32

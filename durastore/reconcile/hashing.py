@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
+from operator import itemgetter
 from typing import TypeAlias
 
 import xxhash
@@ -24,7 +25,7 @@ from durastore.errors import SpoolUnreadable
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity, identify
 from durastore.fsio.lease import NotLeased, check_leased, has_writer, leased, writers_among
-from durastore.fsio.paths import open_parent
+from durastore.fsio.paths import open_folder, open_parent
 
 __all__ = ["FileLook", "RateLimit", "find_written", "hash_files", "look_into"]
 
@@ -107,7 +108,8 @@ def find_written(folder: Folder, paths: Iterable[str]) -> frozenset[str]:
 
     A directory is opened once for all that lies next to each other in `paths`.
     """
-    groups = [(lead, list(group)) for lead, group in groupby(paths, _lead_of)]
+    cut = (path.rpartition("/") for path in paths)  # of a hundred thousand paths, without a call of ours for each
+    groups = [(above, [name for _, _, name in group]) for above, group in groupby(cut, itemgetter(0))]
     with ThreadPoolExecutor(max_workers=_ASKING, thread_name_prefix="durastore-lease") as pool:
         return frozenset(path for found in pool.map(partial(_written, folder), groups) for path in found)
 
@@ -117,13 +119,13 @@ def _lead_of(path: str) -> str:
 
 
 def _written(folder: Folder, group: tuple[str, list[str]]) -> list[str]:
-    lead, paths = group
+    above, names = group
     try:
-        parent, _ = open_parent(folder, paths[0])
+        parent = open_folder(folder, above)
     except OSError:
         return []
     with parent:
-        return [lead + name for name in writers_among(parent, [path[len(lead) :] for path in paths])]
+        return [f"{above}/{name}" if above else name for name in writers_among(parent, names)]
 
 
 def _in_parallel(

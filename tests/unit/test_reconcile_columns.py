@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from durastore.errors import InventoryIncomplete, UnknownAnswer
 from durastore.objectstore.columns import ColumnListing, ColumnPage
 from durastore.objectstore.s3_list import parse_columns, parse_page
 from durastore.reconcile import columns
-from durastore.reconcile.columns import NONE, TextBuilder, joined, names_of, pairs, positions
+from durastore.reconcile.columns import NONE, TextBuilder, hex_of, joined, names_of, pairs, positions
 from durastore.reconcile.local import texts
 
 
@@ -129,3 +131,16 @@ def test_the_quick_parser_and_the_other_one_see_the_same_page(entries: list[str]
 def test_what_is_no_page_is_refused(body: bytes) -> None:
     with pytest.raises(UnknownAnswer):
         parse_columns(body, "")
+
+
+def test_digests_as_text() -> None:
+    values = [bytes(range(at, at + 16)) for at in range(40)]
+    column: Any = pa.array(values, pa.binary(16))
+    expected = [value.hex() for value in values]
+    assert names_of(hex_of(column)) == expected
+    assert names_of(hex_of(column[7:21])) == expected[7:21]
+    assert names_of(hex_of(column.take(pa.array([30, 3, 3])))) == [expected[30], expected[3], expected[3]]
+    assert names_of(hex_of(column[:0])) == names_of(hex_of(pa.array([], pa.binary(16)))) == []
+    for other in (pa.array([values[0], None], pa.binary(16)), pa.array(values, pa.binary())):
+        with pytest.raises(ValueError, match="no digest"):
+            hex_of(other)
