@@ -20,6 +20,7 @@ from durastore.extract.switch import StopSwitch
 __all__ = ["Given", "LeaseLine", "Told"]
 
 _POLL_S = 0.1
+_LINGER_S = 0.1
 _QUIET_S = 1.0
 """After an answer without samples the next question waits so long: many idle workers must not keep the driver busy."""
 
@@ -148,7 +149,8 @@ class LeaseLine:
     # --- the side that asks ------------------------------------------------------------------------------------------
 
     def exchange(self, given: Given, *, wait_s: float) -> Told:
-        """Hand on what is given, and what the worker told since; waits at most so long for a request or an end.
+        """Hand on what is given, and what the worker told since; waits at most so long for a request, an end, or
+        a stored sample.
 
         Safe to repeat with the same question: the answer is the same.
         """
@@ -157,8 +159,9 @@ class LeaseLine:
             if self._answered is not None and self._answered[0] == given.number:
                 return self._answered[1]
             self._hand_on(given)
-            if not self._is_urgent():
-                self._changed.wait_for(self._is_urgent, wait_s)
+            if self._changed.wait_for(lambda: self._is_urgent() or self._news.stored, wait_s):
+                # What is stored and not told when this process dies is done again: tell it soon, but not one by one.
+                self._changed.wait_for(self._is_urgent, min(wait_s, _LINGER_S))
             told, self._news = self._news, Told()
             self._answered = given.number, told
             self.asked_s = self._clock.monotonic()

@@ -141,6 +141,7 @@ def test_the_loss_of_an_actor_changes_nothing_of_the_result(
     held.write_text("12", encoding="utf-8")  # so that both are in a pass
     running = Running(job)
     _until(lambda: len(_passed(forwards)) >= 12 and len(_workers(forwards)) == 2, running)
+    _until(lambda: Queue(job.root).stored() == len(_passed(forwards)) - 2, running)  # and what they stored is told
     killed = _passed(forwards)[-1][0]
     os.kill(int(killed), signal.SIGKILL)
     _until(lambda: len(_workers(forwards)) == 3, running)  # another took its place, and is in a pass

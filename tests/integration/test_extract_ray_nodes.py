@@ -18,7 +18,7 @@ from durastore.extract.report import ExtractReport
 from durastore.extract.runner import RunnerLimits
 from durastore.integrations.ray_extract import RaySettings, extract_on_ray
 from durastore.store.draining import drain_root
-from tests.integration.extract_lab import Job, model_folder
+from tests.integration.extract_lab import Job, Queue, model_folder
 from tests.integration.worker_engines import FORWARDS, HELD, counting_engine
 
 __all__ = ["model_folder"]  # fixtures
@@ -59,6 +59,17 @@ def _workers(forwards: Path) -> set[str]:
     return {line.split()[0] for line in forwards.read_text("utf-8").splitlines()} if forwards.exists() else set()
 
 
+def _passes(forwards: Path) -> int:
+    return len(forwards.read_text("utf-8").splitlines())
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_a_lost_machine_costs_no_sample_and_its_spool_is_named(
     cluster: Any, tmp_path: Path, model_folder: Path, seaweed: SeaweedServer, forwards: Path
 ) -> None:
@@ -76,7 +87,13 @@ def test_a_lost_machine_costs_no_sample_and_its_spool_is_named(
         while len(_workers(forwards)) < 2:
             assert run.is_alive()
             time.sleep(0.1)
+        # All but the two in a pass are stored, and told: one that was stored and not told would be there twice later.
+        while Queue(job.root).stored() < _passes(forwards) - 2:
+            assert run.is_alive()
+            time.sleep(0.1)
         cluster.remove_node(lost, allow_graceful=False)
+        while all(_is_alive(pid) for pid in _workers(forwards)):  # it notices that its raylet is gone
+            time.sleep(0.1)
     finally:
         held.unlink()
         run.join(600)

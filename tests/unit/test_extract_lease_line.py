@@ -63,6 +63,13 @@ def test_what_the_worker_tells_comes_with_the_next_answer_and_once() -> None:
     assert line.exchange(Given(number=2), wait_s=0) == Told()
 
 
+def test_a_stored_sample_is_told_before_the_waiting_ends() -> None:
+    """What is not told when the process dies is done again."""
+    line, _ = _line()
+    threading.Timer(0.2, line.stored, [STORED]).start()
+    assert line.exchange(Given(number=1), wait_s=60) == Told(stored=(STORED,))
+
+
 def test_the_same_question_has_the_same_answer() -> None:
     line, _ = _line()
     line.stored(STORED)
