@@ -222,7 +222,9 @@ class _Shift:
         elif isinstance(answer, Lost):
             self._miss(member, answer)
         elif isinstance(answer, Refused):
-            self._fail(member, EngineFailed(f"a {member.where} cannot be started: {answer.reason}", hint=_NODES))
+            self._leftovers.note(member.hello, member.spool)
+            what = "cannot be started" if member.seat is None else "cannot go on"
+            self._fail(member, EngineFailed(f"a {member.where} {what}: {answer.reason}", hint=_NODES))
 
     def _give(self, member: _Member, given: Given) -> None:
         member.given = given

@@ -449,3 +449,16 @@ def test_workers_that_do_not_notice_that_all_is_done_are_told_to_leave(lab: Lab)
     assert (end.error, end.deaths) == (None, 0)
     assert sorted({*lab.done()}) == _names()
     assert lab.cluster.actors[0].given[-1].stop is not None
+
+
+def test_a_worker_whose_answer_cannot_be_had_leaves_a_spool_that_is_named(lab: Lab) -> None:
+    """Ray raises other errors than of a lost actor, too: the answer is lost, the memory monitor ended the process."""
+
+    def make(actor: FakeActor) -> None:
+        if actor is lab.cluster.actors[0]:
+            actor.fate = _dies_after(2, Refused(reason="an answer that cannot be read"))
+
+    lab.cluster.make = make
+    end = lab.run()
+    assert isinstance(end.error, EngineFailed)
+    assert [(left.host, left.spool) for left in end.left_behind] == [("host-of-a", lab.cluster.actors[0].spool)]
