@@ -66,7 +66,12 @@ class RemoteWorker:
         return {"host": socket.gethostname(), "pid": os.getpid()}
 
     def begin(self, order: WorkerOrder, number: int) -> None:
-        """Start to work. Signals ask for a stop from now on: whoever takes the machine away sends SIGTERM first."""
+        """Start to work. Signals ask for a stop from now on: whoever takes the machine away sends SIGTERM first.
+
+        Safe to repeat: whoever heard no answer asks again.
+        """
+        if self._line is not None:
+            return
         switch = StopSwitch(grace_s=order.request.grace_s, clock=self._clock)
         if threading.current_thread() is threading.main_thread():
             switch.installed().__enter__()  # for the rest of the process's life

@@ -462,3 +462,23 @@ def test_a_worker_whose_answer_cannot_be_had_leaves_a_spool_that_is_named(lab: L
     end = lab.run()
     assert isinstance(end.error, EngineFailed)
     assert [(left.host, left.spool) for left in end.left_behind] == [("host-of-a", lab.cluster.actors[0].spool)]
+
+
+def test_a_begin_whose_answer_was_lost_is_asked_again(lab: Lab) -> None:
+    begun: list[int] = []
+
+    def make(actor: FakeActor) -> None:
+        begin = actor.begin
+
+        def lost_first(order: WorkerOrder, number: int) -> None:
+            begun.append(number)
+            begin(order, number)
+            if len(begun) == 1:
+                actor.answer = SILENT
+
+        actor.begin = lost_first  # type: ignore[method-assign]
+
+    lab.cluster.make = make
+    end = lab.run(workers=1)
+    assert (end.error, end.deaths, begun) == (None, 0, [1, 1])
+    assert lab.done() == _names()

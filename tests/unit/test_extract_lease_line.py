@@ -101,16 +101,17 @@ def test_a_stop_waits_for_no_samples() -> None:
     assert switch.signal == 15
 
 
+def _request() -> ExtractRequest:
+    return ExtractRequest(input=Path("i"), model="m", layers="1", bucket="s3://b/p", local=Path("/none"), lease_s=0.3)
+
+
 class _Work:
     """A worker whose work is a function of the test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, run: Callable[[LeaseLine, StopSwitch], WorkerEnd]) -> None:
         monkeypatch.setattr(RemoteWorker, "_run", lambda _self, work: run(work.line, work.switch))
         self.worker = RemoteWorker()
-        request = ExtractRequest(
-            input=Path("i"), model="m", layers="1", bucket="s3://b/p", local=Path("/none"), lease_s=0.3
-        )
-        order = WorkerOrder(request=request, job="j", run="r", slot=0, engine_factory=cast("object", None))  # type: ignore[arg-type]
+        order = WorkerOrder(request=_request(), job="j", run="r", slot=0, engine_factory=cast("object", None))  # type: ignore[arg-type]
         threading.Thread(target=self.worker.begin, args=(order, 7)).start()  # not this thread: it sets signal handlers
 
     def last_told(self) -> Told:
@@ -170,3 +171,25 @@ def test_who_it_is_is_told_in_plain_values() -> None:
     """They have to be understood by every other version."""
     hello = RemoteWorker().hello()
     assert {type(value) for value in hello.values()} <= {str, int}
+
+
+def test_to_begin_twice_is_to_begin_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks again may not know that the first question was heard."""
+    runs: list[LeaseLine] = []
+    may_end = threading.Event()
+
+    def run(line: LeaseLine, switch: StopSwitch) -> WorkerEnd:
+        runs.append(line)
+        may_end.wait(30)
+        return WorkerEnd(number=line.number, signal=None, error=None, is_flushed=True)
+
+    work = _Work(monkeypatch, run)
+    while work.worker._line is None:
+        SYSTEM_CLOCK.sleep(0.01)
+    order = WorkerOrder(request=_request(), job="j", run="r", slot=0, engine_factory=cast("object", None))  # type: ignore[arg-type]
+    thread = threading.Thread(target=work.worker.begin, args=(order, 7))
+    thread.start()
+    thread.join()
+    may_end.set()
+    assert work.last_told().end is not None
+    assert len(runs) == 1
