@@ -112,7 +112,8 @@ class RemoteWorker:
             end = self._run(work)
         except DurastoreError as exc:
             end = WorkerEnd(number=line.number, signal=switch.signal, error=exc)
-        except Exception as exc:  # noqa: BLE001 - told to whoever started the work, who reports it
+        # A library's panic is no `Exception`. Told to whoever started the work, who else would be answered for ever.
+        except BaseException as exc:  # noqa: BLE001
             error = DurastoreError(f"{type(exc).__name__}: {exc}")
             end = WorkerEnd(number=line.number, signal=switch.signal, error=error)
         LOGGER.removeHandler(heard)

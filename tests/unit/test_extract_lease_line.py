@@ -173,6 +173,21 @@ def test_who_it_is_is_told_in_plain_values() -> None:
     assert {type(value) for value in hello.values()} <= {str, int}
 
 
+class _Panic(BaseException):
+    """As a Rust library's panic: no `Exception`."""
+
+
+def test_a_panic_of_a_library_is_the_last_word_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the worker would be asked for ever, and would answer."""
+
+    def run(line: LeaseLine, switch: StopSwitch) -> WorkerEnd:
+        raise _Panic("index out of bounds")
+
+    end = _Work(monkeypatch, run).last_told().end
+    assert end is not None
+    assert "_Panic: index out of bounds" in str(end.error)
+
+
 def test_to_begin_twice_is_to_begin_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks again may not know that the first question was heard."""
     runs: list[LeaseLine] = []
