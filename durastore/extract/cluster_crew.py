@@ -261,7 +261,7 @@ class _Shift:
 
     def _answer(self, member: _Member, told: Told, *, seat: LocalSeat) -> Given:
         number = member.given.number + 1
-        if not told.request or self._stop is not None:
+        if not told.request or self._stop is not None or told.is_leaving or told.is_handed_back:
             return Given(number=number, stop=self._stop)
         rows, hopeless = seat.take(batch_tokens=told.batch_tokens)
         for failure in hopeless:

@@ -482,3 +482,22 @@ def test_a_begin_whose_answer_was_lost_is_asked_again(lab: Lab) -> None:
     end = lab.run(workers=1)
     assert (end.error, end.deaths, begun) == (None, 0, [1, 1])
     assert lab.done() == _names()
+
+
+def test_a_worker_that_leaves_is_given_no_samples(lab: Lab) -> None:
+    """It was told to stop while its request waited: what it were given would lapse as if it had killed its worker."""
+
+    def make(actor: FakeActor) -> None:
+        def leaving(_: FakeActor) -> Answer | None:
+            if actor is not lab.cluster.actors[0]:
+                return None
+            if len(actor.given) == 1:
+                return actor.told(request=1, batch_tokens=12, is_handed_back=True)
+            return actor.ended(signal=15)
+
+        actor.fate = leaving
+
+    lab.cluster.make = make
+    end = lab.run()
+    assert end.error is None
+    assert [given.rows for given in lab.cluster.actors[0].given] == [(), ()]

@@ -208,3 +208,11 @@ def test_to_begin_twice_is_to_begin_once(monkeypatch: pytest.MonkeyPatch) -> Non
     may_end.set()
     assert work.last_told().end is not None
     assert len(runs) == 1
+
+
+def test_a_request_that_is_given_up_for_a_stop_is_not_told() -> None:
+    line, switch = _line()
+    switch.request(15)
+    assert line.take(batch_tokens=12) == ((), ())
+    line.hand_back()
+    assert line.exchange(Given(number=1), wait_s=0) == Told(is_handed_back=True)
