@@ -92,9 +92,7 @@ class RemoteWorker:
         options = resolve_options(dict(request.options))
         try:
             report = drain_root(request.local, options=options, bucket=url, timeout_s=timeout_s)
-        except StoreMissing:
-            return Drained()  # no store was ever opened here
-        except SpoolLocked as exc:
+        except (StoreMissing, SpoolLocked) as exc:  # a root that is gone, unmounted perhaps, was not looked into
             return Drained(error=str(exc))
         except DurastoreError as exc:
             return Drained(error=str(exc), left=(str(request.local),))

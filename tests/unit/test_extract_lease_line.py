@@ -15,7 +15,7 @@ from durastore.extract.job import ExtractRequest
 from durastore.extract.lease_line import Given, LeaseLine, Told
 from durastore.extract.leased_work import WorkerEnd, WorkerOrder
 from durastore.extract.leases import Task
-from durastore.extract.remote_worker import Drained, RemoteWorker
+from durastore.extract.remote_worker import RemoteWorker
 from durastore.extract.rows import RowFailure
 from durastore.extract.seat import LeasedRow, StoredSample
 from durastore.extract.switch import StopSwitch
@@ -159,11 +159,13 @@ def test_a_worker_that_nobody_asks_stops_by_itself(monkeypatch: pytest.MonkeyPat
     assert end.signal == 15
 
 
-def test_a_machine_without_a_root_has_nothing_to_drain(tmp_path: Path) -> None:
+def test_a_machine_that_lost_its_root_has_not_drained_it(tmp_path: Path) -> None:
     request = ExtractRequest(
         input=tmp_path, model="m", layers="1", bucket=f"file://{tmp_path}", local=tmp_path / "none"
     )
-    assert RemoteWorker(clock=ManualClock()).drain(request, timeout_s=1.0) == Drained()
+    drained = RemoteWorker(clock=ManualClock()).drain(request, timeout_s=1.0)
+    assert (drained.left, drained.locked) == ((), ())
+    assert str(tmp_path / "none") in drained.error
     assert not (tmp_path / "none").exists()
 
 
