@@ -47,6 +47,8 @@ class _Member:
     seat: LocalSeat | None = None
     spool: str | None = None
     given: Given = field(default_factory=lambda: Given(number=0))
+    has_begun: bool = False
+    """It said so."""
     again_s: float | None = None
     """When to ask the same again."""
 
@@ -186,7 +188,7 @@ class _Shift:
         place = f" on {hello.host}"
         member.seat = LocalSeat.join(order.request, names=names, clock=self._clock, pid=hello.pid, place=place)
         member.seat.records.ledger.note("WORKER-START", number=member.seat.number, host=hello.host, pid=hello.pid)
-        member.actor.begin(order, member.seat.number)
+        self._ask(member)
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -207,6 +209,8 @@ class _Shift:
     def _ask(self, member: _Member) -> None:
         if member.seat is None:
             member.actor.hello()
+        elif not member.has_begun:
+            member.actor.begin(member.order, member.seat.number)  # twice is once
         else:
             member.actor.exchange(member.given)
 
@@ -216,13 +220,16 @@ class _Shift:
         if isinstance(answer, Hello):
             self._welcome(member, answer)
         elif isinstance(answer, Begun):
+            member.has_begun = True
             self._give(member, Given(number=member.given.number + 1, stop=self._stop))
         elif isinstance(answer, Told):
             self._write_down(member, answer)
         elif isinstance(answer, Lost):
             self._miss(member, answer)
         elif isinstance(answer, Refused):
-            self._fail(member, EngineFailed(f"a {member.where} cannot be started: {answer.reason}", hint=_NODES))
+            self._leftovers.note(member.hello, member.spool)
+            what = "cannot be started" if member.seat is None else "cannot go on"
+            self._fail(member, EngineFailed(f"a {member.where} {what}: {answer.reason}", hint=_NODES))
 
     def _give(self, member: _Member, given: Given) -> None:
         member.given = given
@@ -254,7 +261,7 @@ class _Shift:
 
     def _answer(self, member: _Member, told: Told, *, seat: LocalSeat) -> Given:
         number = member.given.number + 1
-        if not told.request or self._stop is not None:
+        if not told.request or self._stop is not None or told.is_leaving or told.is_handed_back:
             return Given(number=number, stop=self._stop)
         rows, hopeless = seat.take(batch_tokens=told.batch_tokens)
         for failure in hopeless:

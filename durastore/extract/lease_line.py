@@ -95,7 +95,9 @@ class LeaseLine:
             self._changed.notify_all()
             while not self._replies:
                 if self._switch.signal is not None:
-                    return (), ()  # what was given meanwhile is handed back with the rest
+                    # What is given meanwhile is handed back with the rest. What were given for it later would lapse.
+                    self._news = replace(self._news, request=0, batch_tokens=0)
+                    return (), ()
                 self._changed.wait(_POLL_S)
             reply = self._replies.pop()
         self._has_others = reply.has_others

@@ -66,7 +66,12 @@ class RemoteWorker:
         return {"host": socket.gethostname(), "pid": os.getpid()}
 
     def begin(self, order: WorkerOrder, number: int) -> None:
-        """Start to work. Signals ask for a stop from now on: whoever takes the machine away sends SIGTERM first."""
+        """Start to work. Signals ask for a stop from now on: whoever takes the machine away sends SIGTERM first.
+
+        Safe to repeat: whoever heard no answer asks again.
+        """
+        if self._line is not None:
+            return
         switch = StopSwitch(grace_s=order.request.grace_s, clock=self._clock)
         if threading.current_thread() is threading.main_thread():
             switch.installed().__enter__()  # for the rest of the process's life
@@ -87,9 +92,7 @@ class RemoteWorker:
         options = resolve_options(dict(request.options))
         try:
             report = drain_root(request.local, options=options, bucket=url, timeout_s=timeout_s)
-        except StoreMissing:
-            return Drained()  # no store was ever opened here
-        except SpoolLocked as exc:
+        except (StoreMissing, SpoolLocked) as exc:  # a root that is gone, unmounted perhaps, was not looked into
             return Drained(error=str(exc))
         except DurastoreError as exc:
             return Drained(error=str(exc), left=(str(request.local),))
@@ -107,7 +110,8 @@ class RemoteWorker:
             end = self._run(work)
         except DurastoreError as exc:
             end = WorkerEnd(number=line.number, signal=switch.signal, error=exc)
-        except Exception as exc:  # noqa: BLE001 - told to whoever started the work, who reports it
+        # A library's panic is no `Exception`. Told to whoever started the work, who else would be answered for ever.
+        except BaseException as exc:  # noqa: BLE001
             error = DurastoreError(f"{type(exc).__name__}: {exc}")
             end = WorkerEnd(number=line.number, signal=switch.signal, error=error)
         LOGGER.removeHandler(heard)

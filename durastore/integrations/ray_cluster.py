@@ -76,18 +76,10 @@ class RayActor:
 
     def answer(self) -> Answer:
         """What came of the last question, which is ready."""
-        errors = _ray().exceptions
         try:
             value = _ray().get(self.question)
-        except errors.ActorUnavailableError as exc:
-            return Lost(reason=_first_line(exc), is_gone=False)
-        except errors.RayTaskError as exc:
-            return Refused(reason=_last_line(exc))
-        except (errors.RayActorError, errors.WorkerCrashedError, errors.NodeDiedError) as exc:
-            is_unmade = bool(getattr(exc, "actor_init_failed", False))
-            return Refused(reason=_last_line(exc)) if is_unmade else Lost(reason=_first_line(exc), is_gone=True)
-        except errors.RayError as exc:
-            return Refused(reason=_first_line(exc))
+        except _ray().exceptions.RayError as exc:
+            return _no_answer(exc)
         if self._is_begin:
             return Begun()
         if isinstance(value, dict):
@@ -228,6 +220,19 @@ def _ray() -> Any:
     except ImportError as exc:
         raise ConfigError("Ray is not installed", hint=_INSTALL) from exc
     return ray
+
+
+def _no_answer(exc: BaseException) -> Lost | Refused:
+    """What one of Ray's errors says of the actor that was asked."""
+    errors = _ray().exceptions
+    # The answer was too large for a message, and is gone with the place where it lay: the actor itself may live.
+    if isinstance(exc, errors.ActorUnavailableError | errors.ObjectLostError):
+        return Lost(reason=_first_line(exc), is_gone=False)
+    if isinstance(exc, errors.RayTaskError) or getattr(exc, "actor_init_failed", False):
+        return Refused(reason=_last_line(exc))
+    # Ray's memory monitor ends actors, too, where the machine has none left.
+    gone = errors.RayActorError | errors.WorkerCrashedError | errors.NodeDiedError | errors.OutOfMemoryError
+    return Lost(reason=_first_line(exc), is_gone=True) if isinstance(exc, gone) else Refused(reason=_first_line(exc))
 
 
 def _counted(resources: dict[str, float]) -> str:

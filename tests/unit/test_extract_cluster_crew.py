@@ -449,3 +449,55 @@ def test_workers_that_do_not_notice_that_all_is_done_are_told_to_leave(lab: Lab)
     assert (end.error, end.deaths) == (None, 0)
     assert sorted({*lab.done()}) == _names()
     assert lab.cluster.actors[0].given[-1].stop is not None
+
+
+def test_a_worker_whose_answer_cannot_be_had_leaves_a_spool_that_is_named(lab: Lab) -> None:
+    """Ray raises other errors than of a lost actor, too: the answer is lost, the memory monitor ended the process."""
+
+    def make(actor: FakeActor) -> None:
+        if actor is lab.cluster.actors[0]:
+            actor.fate = _dies_after(2, Refused(reason="an answer that cannot be read"))
+
+    lab.cluster.make = make
+    end = lab.run()
+    assert isinstance(end.error, EngineFailed)
+    assert [(left.host, left.spool) for left in end.left_behind] == [("host-of-a", lab.cluster.actors[0].spool)]
+
+
+def test_a_begin_whose_answer_was_lost_is_asked_again(lab: Lab) -> None:
+    begun: list[int] = []
+
+    def make(actor: FakeActor) -> None:
+        begin = actor.begin
+
+        def lost_first(order: WorkerOrder, number: int) -> None:
+            begun.append(number)
+            begin(order, number)
+            if len(begun) == 1:
+                actor.answer = SILENT
+
+        actor.begin = lost_first  # type: ignore[method-assign]
+
+    lab.cluster.make = make
+    end = lab.run(workers=1)
+    assert (end.error, end.deaths, begun) == (None, 0, [1, 1])
+    assert lab.done() == _names()
+
+
+def test_a_worker_that_leaves_is_given_no_samples(lab: Lab) -> None:
+    """It was told to stop while its request waited: what it were given would lapse as if it had killed its worker."""
+
+    def make(actor: FakeActor) -> None:
+        def leaving(_: FakeActor) -> Answer | None:
+            if actor is not lab.cluster.actors[0]:
+                return None
+            if len(actor.given) == 1:
+                return actor.told(request=1, batch_tokens=12, is_handed_back=True)
+            return actor.ended(signal=15)
+
+        actor.fate = leaving
+
+    lab.cluster.make = make
+    end = lab.run()
+    assert end.error is None
+    assert [given.rows for given in lab.cluster.actors[0].given] == [(), ()]

@@ -15,7 +15,7 @@ from durastore.extract.job import ExtractRequest
 from durastore.extract.lease_line import Given, LeaseLine, Told
 from durastore.extract.leased_work import WorkerEnd, WorkerOrder
 from durastore.extract.leases import Task
-from durastore.extract.remote_worker import Drained, RemoteWorker
+from durastore.extract.remote_worker import RemoteWorker
 from durastore.extract.rows import RowFailure
 from durastore.extract.seat import LeasedRow, StoredSample
 from durastore.extract.switch import StopSwitch
@@ -108,16 +108,17 @@ def test_a_stop_waits_for_no_samples() -> None:
     assert switch.signal == 15
 
 
+def _request() -> ExtractRequest:
+    return ExtractRequest(input=Path("i"), model="m", layers="1", bucket="s3://b/p", local=Path("/none"), lease_s=0.3)
+
+
 class _Work:
     """A worker whose work is a function of the test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, run: Callable[[LeaseLine, StopSwitch], WorkerEnd]) -> None:
         monkeypatch.setattr(RemoteWorker, "_run", lambda _self, work: run(work.line, work.switch))
         self.worker = RemoteWorker()
-        request = ExtractRequest(
-            input=Path("i"), model="m", layers="1", bucket="s3://b/p", local=Path("/none"), lease_s=0.3
-        )
-        order = WorkerOrder(request=request, job="j", run="r", slot=0, engine_factory=cast("object", None))  # type: ignore[arg-type]
+        order = WorkerOrder(request=_request(), job="j", run="r", slot=0, engine_factory=cast("object", None))  # type: ignore[arg-type]
         threading.Thread(target=self.worker.begin, args=(order, 7)).start()  # not this thread: it sets signal handlers
 
     def last_told(self) -> Told:
@@ -165,11 +166,13 @@ def test_a_worker_that_nobody_asks_stops_by_itself(monkeypatch: pytest.MonkeyPat
     assert end.signal == 15
 
 
-def test_a_machine_without_a_root_has_nothing_to_drain(tmp_path: Path) -> None:
+def test_a_machine_that_lost_its_root_has_not_drained_it(tmp_path: Path) -> None:
     request = ExtractRequest(
         input=tmp_path, model="m", layers="1", bucket=f"file://{tmp_path}", local=tmp_path / "none"
     )
-    assert RemoteWorker(clock=ManualClock()).drain(request, timeout_s=1.0) == Drained()
+    drained = RemoteWorker(clock=ManualClock()).drain(request, timeout_s=1.0)
+    assert (drained.left, drained.locked) == ((), ())
+    assert str(tmp_path / "none") in drained.error
     assert not (tmp_path / "none").exists()
 
 
@@ -177,3 +180,48 @@ def test_who_it_is_is_told_in_plain_values() -> None:
     """They have to be understood by every other version."""
     hello = RemoteWorker().hello()
     assert {type(value) for value in hello.values()} <= {str, int}
+
+
+class _Panic(BaseException):
+    """As a Rust library's panic: no `Exception`."""
+
+
+def test_a_panic_of_a_library_is_the_last_word_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the worker would be asked for ever, and would answer."""
+
+    def run(line: LeaseLine, switch: StopSwitch) -> WorkerEnd:
+        raise _Panic("index out of bounds")
+
+    end = _Work(monkeypatch, run).last_told().end
+    assert end is not None
+    assert "_Panic: index out of bounds" in str(end.error)
+
+
+def test_to_begin_twice_is_to_begin_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks again may not know that the first question was heard."""
+    runs: list[LeaseLine] = []
+    may_end = threading.Event()
+
+    def run(line: LeaseLine, switch: StopSwitch) -> WorkerEnd:
+        runs.append(line)
+        may_end.wait(30)
+        return WorkerEnd(number=line.number, signal=None, error=None, is_flushed=True)
+
+    work = _Work(monkeypatch, run)
+    while work.worker._line is None:
+        SYSTEM_CLOCK.sleep(0.01)
+    order = WorkerOrder(request=_request(), job="j", run="r", slot=0, engine_factory=cast("object", None))  # type: ignore[arg-type]
+    thread = threading.Thread(target=work.worker.begin, args=(order, 7))
+    thread.start()
+    thread.join()
+    may_end.set()
+    assert work.last_told().end is not None
+    assert len(runs) == 1
+
+
+def test_a_request_that_is_given_up_for_a_stop_is_not_told() -> None:
+    line, switch = _line()
+    switch.request(15)
+    assert line.take(batch_tokens=12) == ((), ())
+    line.hand_back()
+    assert line.exchange(Given(number=1), wait_s=0) == Told(is_handed_back=True)
