@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from durastore.artifacts.watching import Artifacts
     from durastore.dataset.cache import NodeCache
     from durastore.dataset.dataset import Dataset
+    from durastore.dataset.stacked import stacked
     from durastore.store.opening import open_store as open  # noqa: A004 - `durastore.open` reads as it should
     from durastore.store.store import Store
     from durastore.store.tickets import Ticket
@@ -32,6 +33,7 @@ __all__ = [
     "Ticket",
     "errors",
     "open",
+    "stacked",
 ]
 
 __version__ = "0.1.0"
@@ -43,6 +45,7 @@ _LAZY = {
     "Store": ("durastore.store.store", "Store"),
     "Ticket": ("durastore.store.tickets", "Ticket"),
     "open": ("durastore.store.opening", "open_store"),
+    "stacked": ("durastore.dataset.stacked", "stacked"),
 }
 
 

@@ -7,7 +7,7 @@ seen, and never repair.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import xxhash
 
@@ -21,16 +21,30 @@ from durastore.model import TensorSpec
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["decode_tensors", "scan_sample"]
+__all__ = ["Room", "decode_tensors", "scan_sample"]
+
+
+class Room(Protocol):
+    """Memory in which the tensors of one sample are wanted."""
+
+    def take(self, tensor: str, size_bytes: int) -> Any | None:
+        """A torch vector of so many bytes for this tensor, or None: then it gets memory of its own."""
+        ...
 
 
 def decode_tensors(
-    header: SampleHeader, selection: Selection, *, buffers: Iterable[BytesLike], framework: str | None = None
+    header: SampleHeader,
+    selection: Selection,
+    *,
+    buffers: Iterable[BytesLike],
+    framework: str | None = None,
+    into: Room | None = None,
 ) -> dict[str, Any]:
     """The selected rows as tensors that own their memory; `buffers` are the selection's chunks in order.
 
-    `framework` is "torch", "numpy" (bf16 and fp8 as ml_dtypes) or None: torch where it is installed. Raises
-    `IntegrityError` naming sample, tensor and chunk where bytes are missing or do not match their digest.
+    `framework` is "torch", "numpy" (bf16 and fp8 as ml_dtypes) or None: torch where it is installed. Tensors of torch
+    lie in the room of `into` as far as it has some. Raises `IntegrityError` naming sample, tensor and
+    chunk where bytes are missing or do not match their digest.
     """
     if framework not in (None, "torch", "numpy"):
         raise InvalidInput(f"framework {framework!r} is neither 'torch' nor 'numpy'")
@@ -40,7 +54,7 @@ def decode_tensors(
     at = 0
     for wanted in selection.tensors:
         stop = at + len(wanted.chunks)
-        out[wanted.spec.name] = _decode(header, wanted, views=views[at:stop], use_torch=use_torch)
+        out[wanted.spec.name] = _decode(header, wanted, views=views[at:stop], use_torch=use_torch, into=into)
         at = stop
     return out
 
@@ -57,13 +71,17 @@ def _in_order(header: SampleHeader, selection: Selection, *, buffers: Iterable[B
     return views
 
 
-def _decode(header: SampleHeader, wanted: TensorRows, *, views: list[memoryview], use_torch: bool) -> Any:
+def _decode(
+    header: SampleHeader, wanted: TensorRows, *, views: list[memoryview], use_torch: bool, into: Room | None
+) -> Any:
     import numpy as np
 
     spec = wanted.spec
     one_row = row_bytes(spec.dtype, spec.shape)
     shape = (wanted.stop - wanted.start, *spec.shape[1:]) if spec.shape else ()
-    target = _room((wanted.stop - wanted.start) * one_row, spec)
+    size = (wanted.stop - wanted.start) * one_row
+    given = into.take(spec.name, size) if into is not None and use_torch and size else None
+    target = _room(size, spec) if given is None else given.numpy()
     for read, view in zip(wanted.chunks, views, strict=True):
         if xxhash.xxh3_128_hexdigest(view) != read.digest:
             raise _fault(header, read, what="does not match its digest")
@@ -79,11 +97,9 @@ def _decode(header: SampleHeader, wanted: TensorRows, *, views: list[memoryview]
         _unpack(header, read, spec=spec, stored=view, out=chunk)
         if not is_whole:
             place[:] = chunk[(low - first_row) * one_row : (high - first_row) * one_row]
-    return (
-        _as_torch(target, dtype=spec.dtype, shape=shape)
-        if use_torch
-        else target.view(numpy_dtype(spec.dtype)).reshape(shape)
-    )
+    if not use_torch:
+        return target.view(numpy_dtype(spec.dtype)).reshape(shape)
+    return _as_torch(target if given is None else given, dtype=spec.dtype, shape=shape)
 
 
 def _room(size: int, spec: TensorSpec) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -113,12 +129,13 @@ def _unpack(
         raise _fault(header, read, what="does not unpack to the elements that were put")
 
 
-def _as_torch(target: np.ndarray[Any, np.dtype[np.uint8]], *, dtype: str, shape: tuple[int, ...]) -> Any:
+def _as_torch(target: Any, *, dtype: str, shape: tuple[int, ...]) -> Any:
     import torch
 
-    if not target.size:
+    if not len(target):
         return torch.empty(shape, dtype=torch_dtype(dtype))
-    return torch.from_numpy(target).view(torch_dtype(dtype)).view(shape)
+    flat = target if isinstance(target, torch.Tensor) else torch.from_numpy(target)
+    return flat.view(torch_dtype(dtype)).view(shape)
 
 
 def scan_sample(data: BytesLike) -> SampleHeader:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from durastore.clock import SYSTEM_CLOCK
+from durastore.dataset.arena import Arena
+from durastore.dataset.handover import arena_of_worker
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
 from durastore.objectstore.port import ObjectStore
 from durastore.objectstore.retrying import RetryingStore, RetryPolicy
@@ -23,6 +25,7 @@ __all__ = ["Connection"]
 class _Handles:
     store: ObjectStore
     pool: RequestPool
+    arena: Arena | None
 
 
 class Connection:
@@ -44,6 +47,11 @@ class Connection:
     def pool(self) -> RequestPool:
         return self._handles().pool
 
+    @property
+    def arena(self) -> Arena | None:
+        """Where the tensors of this process are wanted, if it is a loader's worker."""
+        return self._handles().arena
+
     def close(self) -> None:
         """Close what this process opened. Safe to repeat; the next use opens again."""
         handles = self._by_pid.pop(os.getpid(), None)
@@ -62,6 +70,7 @@ class Connection:
         opened = _Handles(
             store=RetryingStore(open_object_store(self._place, s3=self._s3), policy=RetryPolicy(), clock=SYSTEM_CLOCK),
             pool=RequestPool(self._max_requests),
+            arena=arena_of_worker(),
         )
         kept = self._by_pid.setdefault(pid, opened)
         if kept is not opened:  # two threads at once: nothing was sent on the second one yet

@@ -10,11 +10,13 @@ import copy
 import operator
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, SupportsIndex
 
 import numpy as np
 
+from durastore.codec.decode import Room
 from durastore.codec.dtypes import has_torch
 from durastore.config import resolve_options
 from durastore.dataset.cache import NodeCache, SampleShelf
@@ -35,7 +37,8 @@ from durastore.model import Digest, ManifestRow, Run, Sample, SampleId
 from durastore.objectstore.location import BucketUrl, S3Options
 from durastore.objectstore.port import ObjectStore
 from durastore.observe.events import LOGGER
-from durastore.read.remote import ServedSample, fetch_one, fetch_samples, serve_samples
+from durastore.read.remote import SampleSource, ServedSample, fetch_one, fetch_samples, serve_samples
+from durastore.read.rooms import rooms_of
 from durastore.read.sample import Wanted
 
 __all__ = ["Dataset"]
@@ -192,20 +195,33 @@ class Dataset:
 
         Raises `IndexError`, `SampleAbsent` (a `KeyError`), and `IntegrityError` where its bytes do not match.
         """
-        return fetch_one(self._connection.store, self.row(index), wanted=self._wanted, shelf=self._shelf)
+        row = self.row(index)
+        wanted = replace(self._wanted, into=self.rooms([row])[0])
+        return fetch_one(self._connection.store, row, wanted=wanted, shelf=self._shelf)
 
     def __getitems__(self, indices: Sequence[SupportsIndex | str]) -> list[Sample]:
         """A batch, in the order asked for, fetched in parallel with neighbours sharing requests; torch's fetcher calls
         this. Raises like indexing.
         """
         rows = self.rows(indices)
-        connection = self._connection
-        return fetch_samples(connection.store, rows, wanted=self._wanted, pool=connection.pool, shelf=self._shelf)
+        return fetch_samples(self._source, rows, wanted=self._wanted, rooms=self.rooms(rows))
 
-    def serve(self, rows: Sequence[ManifestRow]) -> list[ServedSample]:
+    def serve(self, rows: Sequence[ManifestRow], rooms: Sequence[Room | None] = ()) -> list[ServedSample]:
         """Begin to fetch these samples; `result` of each waits for it, and raises as indexing does."""
-        connection = self._connection
-        return serve_samples(connection.store, rows, wanted=self._wanted, pool=connection.pool, shelf=self._shelf)
+        return serve_samples(self._source, rows, wanted=self._wanted, rooms=rooms)
+
+    def rooms(self, rows: Sequence[ManifestRow]) -> list[Room | None]:
+        """Where the tensors of these samples go, which are one batch: in a loader's worker to memory that is handed on
+        as it is; None where each has memory of its own.
+        """
+        arena = self._connection.arena
+        if arena is None:
+            return [None] * len(rows)
+        return rooms_of(arena, [row.entry for row in rows], wanted=self._wanted)
+
+    @property
+    def _source(self) -> SampleSource:
+        return SampleSource(reader=self._connection.store, pool=self._connection.pool, shelf=self._shelf)
 
     def get(
         self, index: SupportsIndex | str, *, tensors: Sequence[str] | None = None, rows: slice | None = None

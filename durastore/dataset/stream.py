@@ -10,10 +10,12 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
 
+from durastore.codec.decode import Room
 from durastore.dataset.counted import CountedLoader
 from durastore.dataset.course import Course, Place, Standing
 from durastore.dataset.order import Positions
@@ -33,7 +35,11 @@ class RowSource(Protocol):
 
     def rows(self, indices: Sequence[int]) -> list[ManifestRow]: ...
 
-    def serve(self, rows: Sequence[ManifestRow]) -> list[ServedSample]:
+    def rooms(self, rows: Sequence[ManifestRow]) -> Sequence[Room | None]:
+        """Where the tensors of these samples go, which are one batch."""
+        ...
+
+    def serve(self, rows: Sequence[ManifestRow], rooms: Sequence[Room | None]) -> list[ServedSample]:
         """Begin to fetch these samples; each is had by its `result`."""
         ...
 
@@ -44,7 +50,7 @@ class StreamOptions:
 
     `batch_size` is that of the loader around it, so that whole batches go to its workers in turn. `prefetch_bytes`
     bounds the stored bytes of samples that are fetched, or being fetched, and not yet handed out, in each process; one
-    sample may be larger than that by itself.
+    sample, or in a loader's worker one batch, may be larger than that by itself.
     """
 
     batch_size: int = 1
@@ -53,6 +59,20 @@ class StreamOptions:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.prefetch_bytes < 1:
             raise ConfigError("batch_size and prefetch_bytes have to be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """A sample that is read soon."""
+
+    row: ManifestRow
+    room: Room | None
+    window: int
+    """Samples of one window are neighbours, where there are blocks."""
+
+
+_Unit = list[_Next]
+"""Samples that are handed out when all of them are there: they share a piece of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,40 +172,60 @@ class SampleStream(Standing):
     def _ahead(self, lane: _Lane, start: Place, *, done: int) -> Iterator[Sample]:
         """The lane's samples after the first `done`, fetched ahead in groups within the bytes allowed."""
         groups = self._groups(lane, start, done=done)
-        under_way: deque[tuple[int, deque[ServedSample]]] = deque()
+        under_way: deque[tuple[int, deque[list[ServedSample]]]] = deque()
         held, waiting = 0, next(groups, None)
         try:
             while under_way or waiting is not None:
                 while waiting is not None and (not under_way or held + _size(waiting) <= self._options.prefetch_bytes):
                     size = _size(waiting)
-                    under_way.append((size, deque(self._source.serve(waiting))))
+                    under_way.append((size, deque(self._serve(waiting))))
                     held, waiting = held + size, next(groups, None)
-                size, served = under_way[0]
-                while served:
-                    yield served.popleft().result()
+                size, units = under_way[0]
+                while units:
+                    unit = units.popleft()
+                    for one in unit:
+                        one.wait()  # nobody may have a part of a piece of memory that is still written to
+                    for one in unit:
+                        yield one.result()
                 under_way.popleft()
                 held -= size
         finally:
-            for _, served in under_way:
-                for one in served:
+            for _, units in under_way:
+                for one in (one for unit in units for one in unit):
                     one.cancel()
 
-    def _groups(self, lane: _Lane, start: Place, *, done: int) -> Iterator[list[ManifestRow]]:
+    def _serve(self, group: Sequence[_Unit]) -> Iterator[list[ServedSample]]:
+        asked = [one for unit in group for one in unit]
+        served = iter(self._source.serve([one.row for one in asked], [one.room for one in asked]))
+        return (list(islice(served, len(unit))) for unit in group)
+
+    def _groups(self, lane: _Lane, start: Place, *, done: int) -> Iterator[list[_Unit]]:
         has_blocks = self._course.block > 1
         limit = max(1, self._options.prefetch_bytes // 2)
         limit, most = (limit, _CHUNK * 64) if has_blocks else (min(_GROUP_BYTES, limit), _GROUP_SAMPLES)
-        group: list[ManifestRow] = []
-        size, of_group = 0, 0
-        for row, window in self._rows(lane, start, done=done):
+        group: list[_Unit] = []
+        size, samples = 0, 0
+        for unit in self._units(lane, start, done=done):
             # samples of one window are neighbours, so they are asked for together
-            is_next = has_blocks and window != of_group
-            if group and (is_next or size + row.entry.length > limit or len(group) == most):
+            is_next = has_blocks and bool(group) and unit[0].window != group[-1][-1].window
+            if group and (is_next or size + _size([unit]) > limit or samples + len(unit) > most):
                 yield group
-                group, size = [], 0
-            group.append(row)
-            size, of_group = size + row.entry.length, window
+                group, size, samples = [], 0, 0
+            group.append(unit)
+            size, samples = size + _size([unit]), samples + len(unit)
         if group:
             yield group
+
+    def _units(self, lane: _Lane, start: Place, *, done: int) -> Iterator[_Unit]:
+        """The lane's samples: in a loader's worker those of each batch together, else one by one."""
+        rows = self._rows(lane, start, done=done)
+        size = self._options.batch_size
+        left = size - done % size
+        while batch := list(islice(rows, left)):
+            rooms = self._source.rooms([row for row, _ in batch])
+            unit = [_Next(row, room, window) for (row, window), room in zip(batch, rooms, strict=True)]
+            yield from [unit] if unit[0].room is not None else ([one] for one in unit)
+            left = size
 
     def _rows(self, lane: _Lane, start: Place, *, done: int) -> Iterator[tuple[ManifestRow, int]]:
         count = self._course.count(start)
@@ -199,5 +239,5 @@ class SampleStream(Standing):
             done += _CHUNK
 
 
-def _size(rows: Sequence[ManifestRow]) -> int:
-    return sum(row.entry.length for row in rows)
+def _size(group: Sequence[_Unit]) -> int:
+    return sum(one.row.entry.length for unit in group for one in unit)

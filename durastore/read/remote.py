@@ -7,10 +7,11 @@ a status as proof of bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from durastore.codec.decode import Room
 from durastore.errors import IntegrityError, ObjectAbsent
 from durastore.model import VERBATIM_SCHEMA, ManifestRow, ObjectKey, Sample
 from durastore.objectstore.port import ObjectReader
@@ -20,6 +21,7 @@ from durastore.read.sample import ReadAt, Wanted, read_checked, read_sample
 
 __all__ = [
     "BatchRange",
+    "SampleSource",
     "ServedSample",
     "Shelf",
     "fetch_one",
@@ -163,6 +165,10 @@ class ServedSample:
         self._part = part
         self._at = at
 
+    def wait(self) -> None:
+        """Until it is there, or failed, or was cancelled."""
+        wait([self._part])
+
     def result(self) -> Sample:
         outcome = self._part.result()[self._at]
         if isinstance(outcome, Sample):
@@ -174,15 +180,25 @@ class ServedSample:
         self._part.cancel()
 
 
-def serve_samples(
-    reader: ObjectReader, batch: Sequence[ManifestRow], *, wanted: Wanted, pool: RequestPool, shelf: Shelf | None = None
-) -> list[ServedSample]:
-    """Begin to fetch the samples of `batch` on `pool`, neighbours sharing requests; each in its place of the list.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSource:
+    """Where a process reads samples: the bucket, by requests of `pool`, and the shelf before it."""
 
-    Each is checked, and raises, like `fetch_sample`. One that fails takes no other with it. What the `shelf` has is not
-    fetched, and what is fetched whole is offered to it.
+    reader: ObjectReader
+    pool: RequestPool
+    shelf: Shelf | None = None
+
+
+def serve_samples(
+    source: SampleSource, batch: Sequence[ManifestRow], *, wanted: Wanted, rooms: Sequence[Room | None] = ()
+) -> list[ServedSample]:
+    """Begin to fetch the samples of `batch`, neighbours sharing requests; each in its place of the list.
+
+    Each is checked, and raises, like `fetch_sample`. One that fails takes no other with it. What the shelf has is not
+    fetched, and what is fetched whole is offered to it. `rooms`, where given, are those of the samples.
     """
-    work = _Work(reader=reader, batch=batch, wanted=wanted, shelf=shelf)
+    reader, pool, shelf = source.reader, source.pool, source.shelf
+    work = _Work(reader=reader, batch=batch, wanted=wanted, shelf=shelf, rooms=list(rooms) or [None] * len(batch))
     served: list[ServedSample | None] = [None] * len(batch)
     alone, shared = _plan(batch, wanted=wanted, shelf=shelf)
     for at in alone:
@@ -195,10 +211,10 @@ def serve_samples(
 
 
 def fetch_samples(
-    reader: ObjectReader, batch: Sequence[ManifestRow], *, wanted: Wanted, pool: RequestPool, shelf: Shelf | None = None
+    source: SampleSource, batch: Sequence[ManifestRow], *, wanted: Wanted, rooms: Sequence[Room | None] = ()
 ) -> list[Sample]:
-    """The samples of `batch`, in its order, fetched in parallel on `pool`. Checks and raises like `fetch_sample`."""
-    served = serve_samples(reader, batch, wanted=wanted, pool=pool, shelf=shelf)
+    """The samples of `batch`, in its order, fetched in parallel. Checks and raises like `fetch_sample`."""
+    served = serve_samples(source, batch, wanted=wanted, rooms=rooms)
     try:
         return [one.result() for one in served]
     finally:
@@ -241,6 +257,8 @@ class _Work:
     batch: Sequence[ManifestRow]
     wanted: Wanted
     shelf: Shelf | None
+    rooms: list[Room | None]
+    """Of each sample, until it is read: who has only this work any more does not hold the memory of a batch."""
 
     def fetch(self, call: tuple[BatchRange, ...]) -> dict[int, _Outcome]:
         pieces = self._bytes_of(call)
@@ -262,19 +280,22 @@ class _Work:
             return [None] * len(call)  # the members are then read one by one, which names the sample at fault
 
     def _outcome(self, at: int, data: memoryview | None, *, start: int) -> _Outcome:
-        row = self.batch[at]
+        row, wanted = self.batch[at], self.wanted
+        room, self.rooms[at] = self.rooms[at], None
         try:
+            if room is not None:
+                wanted = replace(wanted, into=room)
             if data is not None:
                 own = data[row.entry.offset - start :][: row.entry.length]
                 try:
-                    sample = read_sample(_within(own), row.entry, wanted=self.wanted)
+                    sample = read_sample(_within(own), row.entry, wanted=wanted)
                 except IntegrityError:
                     pass  # a transfer may be damaged: once more, by itself
                 else:
                     if self.shelf is not None:
                         self.shelf.offer(row, own)
                     return sample
-            return fetch_one(self.reader, row, wanted=self.wanted, shelf=self.shelf)
+            return fetch_one(self.reader, row, wanted=wanted, shelf=self.shelf)
         except Exception as exc:  # noqa: BLE001  # raised where the sample is asked for
             return exc
 

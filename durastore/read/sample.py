@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from durastore.codec.decode import decode_tensors
+from durastore.codec.decode import Room, decode_tensors
 from durastore.codec.header import BytesLike, SampleHeader, parse_header
 from durastore.codec.selection import ChunkRead, Selection, plan_rows
 from durastore.errors import FormatUnsupported, IntegrityError
@@ -33,6 +33,8 @@ class Wanted:
 
     tensors: Sequence[str] | None = None
     rows: slice | None = None
+    into: Room | None = field(default=None, compare=False, repr=False)
+    """Where the tensors of one sample are wanted; None: each in memory of its own."""
 
     @property
     def is_everything(self) -> bool:
@@ -79,14 +81,16 @@ def read_sample(read_at: ReadAt, entry: SampleEntry, *, wanted: Wanted) -> Sampl
         buffers = [data[read.offset : read.offset + read.length] for read in selection]
     else:
         buffers = [buffer for group in _ranges(selection.reads) for buffer in _read_range(read_at, group)]
-    return decoded_sample(header, selection, buffers=buffers)
+    return decoded_sample(header, selection, buffers=buffers, into=wanted.into)
 
 
-def decoded_sample(header: SampleHeader, selection: Selection, *, buffers: Sequence[BytesLike]) -> Sample:
+def decoded_sample(
+    header: SampleHeader, selection: Selection, *, buffers: Sequence[BytesLike], into: Room | None = None
+) -> Sample:
     """The selected part of the sample with this header. `IntegrityError` where a chunk does not match its digest."""
     return Sample(
         id=header.sample_id.text,
-        tensors=decode_tensors(header, selection, buffers=buffers),
+        tensors=decode_tensors(header, selection, buffers=buffers, into=into),
         meta=json.loads(header.meta),
         digest=header.digest,
         input_digest=header.input_digest,

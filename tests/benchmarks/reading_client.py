@@ -15,6 +15,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
@@ -41,7 +42,7 @@ def _loader(dataset: Any, **more: Any) -> Batches:
 
 
 def _states(samples: list[Any]) -> Any:
-    return default_collate([sample.tensors["h"] for sample in samples])
+    return importlib.import_module("durastore").stacked([sample.tensors["h"] for sample in samples])
 
 
 def _durastore(given: argparse.Namespace) -> Any:
@@ -156,6 +157,9 @@ def main() -> None:
     package, imported, open_loader = LOADERS[given.loader]
     without_vision()
     importlib.import_module(imported)
+    for lazy in ("boto3", "pyarrow.parquet"):  # who needs them imports them late; others do not have them
+        with suppress(ImportError):
+            importlib.import_module(lazy)
     torch.set_num_threads(1)
     begun, cpu_s = time.perf_counter(), _cpu_s()
     loader = open_loader(given)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pickle
 import secrets
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
+from durastore.codec.decode import Room
 from durastore.dataset.dataset import Dataset
 from durastore.errors import ConfigError, IntegrityError, InvalidInput
 from durastore.model import ManifestRow, ObjectKey
@@ -87,9 +91,12 @@ class _Watched:
     def rows(self, indices: Sequence[int]) -> list[ManifestRow]:
         return self._dataset.rows(indices)
 
-    def serve(self, rows: Sequence[ManifestRow]) -> list[ServedSample]:
+    def rooms(self, rows: Sequence[ManifestRow]) -> Sequence[Room | None]:
+        return self._dataset.rooms(rows)
+
+    def serve(self, rows: Sequence[ManifestRow], rooms: Sequence[Room | None]) -> list[ServedSample]:
         self.asked += rows
-        return self._dataset.serve(rows)
+        return self._dataset.serve(rows, rooms)
 
 
 @pytest.mark.parametrize("samples_ahead, limit", [(1, 1), (1, 1.5), (4, 4), (20, 20)])
@@ -105,6 +112,63 @@ def test_no_more_is_fetched_ahead_than_allowed(dataset: Dataset, samples_ahead: 
     assert most <= samples_ahead
     assert most > samples_ahead / 3
     assert len(watched.asked) == COUNT
+
+
+class _Shared(_Watched):
+    """As in a loader's worker: the samples of a batch share memory. They come when they are let."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__(dataset)
+        self.groups: list[int] = []
+        self.waiting: list[tuple[Future[Any], Any]] = []
+
+    def rooms(self, rows: Sequence[ManifestRow]) -> Sequence[Room | None]:
+        return [_NoRoom()] * len(rows)
+
+    def serve(self, rows: Sequence[ManifestRow], rooms: Sequence[Room | None]) -> list[ServedSample]:
+        self.groups.append(len(rows))
+        samples = [one.result() for one in super().serve(rows, rooms)]
+        parts: list[Future[Any]] = [Future() for _ in samples]
+        for part, sample in zip(parts, samples, strict=True):
+            part.set_running_or_notify_cancel()
+            self.waiting.append((part, sample))
+        return [ServedSample(part, 0) for part in parts]
+
+    def let(self, count: int) -> None:
+        for _ in range(count):
+            part, sample = self.waiting.pop(0)
+            part.set_result({0: sample})
+
+
+class _NoRoom:
+    def take(self, tensor: str, size_bytes: int) -> None:
+        return None
+
+
+def test_samples_that_share_memory_are_handed_out_when_all_of_them_are_there(dataset: Dataset) -> None:
+    stream = dataset.iterable(shuffle=5, batch_size=4, prefetch_bytes=1)
+    source = stream._source = _Shared(dataset)
+    seen: list[str] = []
+    reader = threading.Thread(target=lambda: seen.extend(sample.id for sample in stream), daemon=True)
+    reader.start()
+    whole = [sample.id for sample in dataset.iterable(shuffle=5)]
+    for given in range(0, COUNT, 4):
+        _until(lambda: len(source.waiting) > 0)
+        assert source.groups[-1] == len(source.waiting) == min(4, COUNT - given), "a batch is fetched whole"
+        source.let(len(source.waiting) - 1)
+        time.sleep(0.005)
+        assert seen == whole[:given], "one of the batch is not there yet"
+        source.let(1)
+    reader.join(30)
+    assert seen == whole
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if is_so():
+            return
+        time.sleep(0.01)
+    raise AssertionError("waited in vain")
 
 
 def test_a_damaged_sample_comes_in_its_place_and_as_an_error(bucket: Bucket, dataset: Dataset) -> None:

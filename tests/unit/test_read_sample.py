@@ -16,7 +16,7 @@ from durastore.fsio.folder import Folder
 from durastore.model import Digest, ManifestRow, ObjectKey, SampleEntry, SampleId
 from durastore.objectstore.memory import MemoryStore
 from durastore.read.local import read_local_sample
-from durastore.read.remote import fetch_sample, fetch_samples, plan_batch
+from durastore.read.remote import SampleSource, fetch_sample, fetch_samples, plan_batch
 from durastore.read.requests import RequestPool
 from durastore.read.sample import Wanted
 from tests.unit.manifest_bucket import RUN, Bucket, assert_tensors, encode, tensors_of
@@ -193,7 +193,7 @@ def test_an_absent_object_names_the_sample(store: _Recording) -> None:
 
 def _fetch_all(store: MemoryStore, batch: list[ManifestRow], wanted: Wanted | None = None) -> list[Any]:
     with RequestPool(2) as pool:
-        return fetch_samples(store, batch, wanted=wanted or Wanted(), pool=pool)
+        return fetch_samples(SampleSource(reader=store, pool=pool), batch, wanted=wanted or Wanted())
 
 
 def test_a_batch_comes_in_its_order_and_neighbours_share_a_request(store: _Recording) -> None:
