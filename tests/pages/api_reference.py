@@ -29,6 +29,7 @@ PLACES = {
     "durastore.EvidenceLevel": ("durastore/model.py", "EvidenceLevel"),
     "durastore.Sample": ("durastore/model.py", "Sample"),
     "durastore.Dataset": ("durastore/dataset/dataset.py", "Dataset"),
+    "durastore.stacked": ("durastore/dataset/stacked.py", "stacked"),
     "durastore.NodeCache": ("durastore/dataset/cache.py", "NodeCache"),
     "durastore.Artifacts": ("durastore/artifacts/watching.py", "Artifacts"),
     "durastore.DurastoreError": ("durastore/errors.py", "DurastoreError"),
