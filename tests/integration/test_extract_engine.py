@@ -328,6 +328,7 @@ def smollm2() -> Iterator[tuple[TransformersEngine, TransformersTokenizer]]:
     engine.close()
 
 
+@pytest.mark.exhaustive  # it takes as long as a hundred others; `make workers`, and the demo compares, too
 def test_the_real_model_in_mixed_batches_equals_single_passes_in_every_layer(
     smollm2: tuple[TransformersEngine, TransformersTokenizer],
 ) -> None:
@@ -370,6 +371,7 @@ def _token_errors(ours: torch.Tensor, theirs: torch.Tensor) -> list[float]:
     return worst
 
 
+@pytest.mark.exhaustive
 def test_the_real_chat_template_gives_token_ids(smollm2: tuple[TransformersEngine, TransformersTokenizer]) -> None:
     _, tokenizer = smollm2
     ids = tokenizer.encode_chat([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}], None)

@@ -30,7 +30,7 @@ def _facts(view: ResolvedView) -> tuple[list[list[ManifestRow]], tuple[Tombstone
     return rows, view.tombstones(), frozenset(key.text for key in view.object_keys())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(segments_strategy, steps_strategy)
 def test_the_dataset_is_the_same_with_and_without(segments: Segments, steps: list[str]) -> None:
     plain, compacted = MemoryStore(), MemoryStore()

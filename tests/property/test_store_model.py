@@ -393,7 +393,7 @@ def live(base: Path, monkeypatch: pytest.MonkeyPatch, *, examples: int, steps: i
 
 
 def test_no_history_loses_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    live(tmp_path, monkeypatch, examples=30, steps=25)
+    live(tmp_path, monkeypatch, examples=20, steps=25)
 
 
 @pytest.mark.exhaustive
