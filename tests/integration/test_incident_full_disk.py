@@ -134,8 +134,14 @@ def test_a_full_disk_a_kill_and_a_move_cost_nothing_but_what_the_power_took(
         assert code == 0
         counts = stages["inventory"]["facts"]
         assert (counts["done"], counts["only_here"], counts["failed"], counts["missing"]) == (len(rows), 0, 0, 0)
-        code, report = operator.type("reconcile", *incident.doctor(new)[1:], "--deep")
-        assert (code, report["sums_agree"]) == (0, True), report
+        look = ["reconcile", *incident.doctor(new)[1:], "--deep"]
+        code, report = operator.type(*look)
+        found = {each["kind"] for each in report["findings"] if not each["is_note"]}
+        if found:  # what was on its way at the kill was taken when the server went on: a pack that is damaged here
+            assert (code, found <= {"orphan", "dangling"}) == (12, True), report["findings"]
+            operator.type(*look, "--apply")
+            code, report = operator.type(*look)
+        assert (code, report["sums_agree"]) == (0, True), report["findings"]
 
     # every digest is checked by reading; and the states are those of the model
     dataset = durastore.Dataset(incident.bucket, endpoint_url=server.endpoint_url, addressing_style="path")
