@@ -62,9 +62,15 @@ def serve(
             timeout_graceful_shutdown=1,
             ws_ping_interval=20.0,
         )
-        told(_address(listener, host, token=token))
+
+        class Server(uvicorn.Server):
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets=sockets)
+                # Not before: until the server listens to signals, Python may lose a Ctrl-C in some finaliser.
+                told(_address(listener, host, token=token))
+
         with suppress(KeyboardInterrupt):  # how it is meant to end; the server raises it again once it is down
-            uvicorn.Server(config).run(sockets=[listener])
+            Server(config).run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:

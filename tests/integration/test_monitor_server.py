@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,25 @@ def test_an_address_that_is_taken_and_json_without_a_server(
     assert cli(["monitor", "--local", str(tmp_path / "root"), "--json"]) == 0
     view: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (view["workers"][0]["spool"], view["jobs"]) == ("w-00", [])
+
+
+def test_a_ctrl_c_as_soon_as_the_address_is_told_is_not_lost(store: Store, tmp_path: Path) -> None:
+    """As in a finaliser, an exception that its handler raises just there would go nowhere."""
+    store.put("a", {"x": np.arange(5)})
+    script = f"""
+import contextlib, os, pathlib, signal
+from durastore.monitor.serving import serve
+
+def told(address):
+    with contextlib.suppress(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+serve([pathlib.Path({str(tmp_path / "root")!r})], port=0, told=told)
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_endpoint_that_goes_away_is_named_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
