@@ -8,6 +8,7 @@ import click
 
 from durastore.clock import SYSTEM_CLOCK
 from durastore_cli.exits import EPILOG
+from durastore_cli.interrupts import until_interrupted
 from durastore_cli.render import print_json, print_lines
 
 __all__ = ["command"]
@@ -56,10 +57,8 @@ def _serve(keep: Path | None, *, samples: int, port: int | None) -> int:
     """Until somebody interrupts it, which is how it is meant to end."""
     from durastore.demo.serve import DEMO_PORT, served
 
-    try:
-        with served(keep, samples=samples, port=port or DEMO_PORT) as server:
-            print_lines(server.lines())
-            while True:
-                SYSTEM_CLOCK.sleep(3600)
-    except KeyboardInterrupt:
-        return 0
+    with until_interrupted() as is_over, served(keep, samples=samples, port=port or DEMO_PORT) as server:
+        print_lines(server.lines())
+        while not is_over():
+            SYSTEM_CLOCK.sleep(1)
+    return 0

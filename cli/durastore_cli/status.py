@@ -13,6 +13,7 @@ from durastore.clock import SYSTEM_CLOCK, Stamp
 from durastore.config import resolve_options, resolve_place
 from durastore.monitor.words import duration, size
 from durastore_cli.exits import EPILOG
+from durastore_cli.interrupts import until_interrupted
 from durastore_cli.options import bucket_option, given, local_option, needed_place, remote_options
 from durastore_cli.remote import opened_remote
 from durastore_cli.render import print_json, print_json_lines, print_lines, time_text
@@ -69,20 +70,18 @@ def _watch(root: Path, *, every_s: float, as_json: bool) -> int:
     from durastore.monitor.as_json import render_view
     from durastore.monitor.sampler import Sampler
 
-    with Sampler([root]) as sampler:
+    with Sampler([root]) as sampler, until_interrupted() as is_over:
         sampler.look()
         sampler.start()
-        try:
-            while as_json:
-                print_json_lines([render_view(sampler.view)])
-                SYSTEM_CLOCK.sleep(every_s)
+        while as_json and not is_over():
+            print_json_lines([render_view(sampler.view)])
+            SYSTEM_CLOCK.sleep(every_s)
+        if not as_json:
             from rich.console import Console
 
             from durastore.monitor.terminal import watch
 
-            watch(sampler, console=Console(), clock=SYSTEM_CLOCK, every_s=every_s, is_over=lambda: False)
-        except KeyboardInterrupt:
-            pass
+            watch(sampler, console=Console(), clock=SYSTEM_CLOCK, every_s=every_s, is_over=is_over)
     return 0
 
 

@@ -29,9 +29,11 @@ _BAR = 60
 
 def watch(sampler: Sampler, *, console: Console, clock: Clock, every_s: float, is_over: Callable[[], bool]) -> None:
     """Show the view of a started sampler until `is_over`: in place on a terminal, else one below the other."""
-    while not is_over() and not console.is_terminal:
-        console.print(render_screen(sampler.view), "")
-        clock.sleep(every_s)
+    if not console.is_terminal:
+        while not is_over():
+            console.print(render_screen(sampler.view), "")
+            clock.sleep(every_s)
+        return
     with Live(render_screen(sampler.view), console=console, auto_refresh=False, screen=False) as live:
         while not is_over():
             live.update(render_screen(sampler.view), refresh=True)
