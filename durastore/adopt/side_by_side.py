@@ -70,7 +70,7 @@ class _Lane(Generic[Item, Begun]):
                     work.end(under_way.popleft())
             while under_way and not self._is_stopped:
                 work.end(under_way.popleft())
-        except BaseException:
+        except BaseException:  # an interrupt, too: no other thread may begin anything more
             self.stop()
             raise
 

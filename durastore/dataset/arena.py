@@ -73,7 +73,7 @@ class Arena:
             os.pwrite(self.fd, b"\0", self.size_bytes - 1)
             os.posix_fallocate(self.fd, 0, HEADER_BYTES)
             self._shared = mmap.mmap(self.fd, self.size_bytes)
-        except BaseException:
+        except BaseException:  # an interrupt, too, must not leave the descriptor open
             os.close(self.fd)
             raise
         self._cells = Cells(self._shared)

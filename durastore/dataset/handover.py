@@ -59,7 +59,7 @@ def _open_arena() -> Arena | None:
     def reduce(storage: Any) -> Any:
         piece = arena.send(storage.data_ptr()) if storage.device.type == "cpu" else None
         if piece is None:
-            return reduce_storage(storage)  # type: ignore[no-untyped-call]
+            return reduce_storage(storage)  # type: ignore[no-untyped-call]  # not annotated
         handle = None if arena.is_known else reduction.DupFd(arena.fd)
         return _take, (_Message(owner, handle, piece),)
 

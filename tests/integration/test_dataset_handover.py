@@ -234,22 +234,36 @@ def test_a_system_without_such_memory_sends_batches_torchs_way(
     assert _mapped() == []
 
 
-def test_what_a_process_forked_from_the_loop_holds_does_not_change(dataset: Dataset) -> None:
+def _is_whole(batch: list[tuple[int, dict[str, Any]]]) -> bool:
+    return all(
+        np.array_equal(tensors["hidden_states"].numpy(), tensors_of(n, rows=rows_of(n))["hidden_states"])
+        for n, tensors in batch
+    )
+
+
+@pytest.mark.parametrize("who_holds", ["child", "parent"])
+def test_what_a_fork_shares_does_not_change_while_one_of_both_holds_it(dataset: Dataset, who_holds: str) -> None:
     stream = dataset.iterable(shuffle=3, batch_size=4, prefetch_bytes=1)
     batches = iter(data.DataLoader(stream, batch_size=4, num_workers=1, collate_fn=as_they_are))
     batch = next(batches)
     go, ready = os.pipe()
     child = os.fork()
     if child == 0:
+        if who_holds == "parent":
+            del batch
+            os._exit(0)
         os.read(go, 1)
-        is_whole = all(
-            np.array_equal(tensors["hidden_states"].numpy(), tensors_of(n, rows=rows_of(n))["hidden_states"])
-            for n, tensors in batch
-        )
-        os._exit(0 if is_whole else 1)
-    batch = list(batches)[-1]  # the parent lets go of the first one
+        os._exit(0 if _is_whole(batch) else 1)
+    if who_holds == "child":
+        del batch
+    else:
+        os.waitpid(child, 0)
+    deque(batches, maxlen=0)  # one after the other: each that goes leaves its memory to those that follow
     os.write(ready, b"x")
-    assert os.waitpid(child, 0)[1] == 0
+    if who_holds == "child":
+        assert os.waitpid(child, 0)[1] == 0
+    else:
+        assert _is_whole(batch)
     os.close(go)
     os.close(ready)
 

@@ -11,6 +11,8 @@ COURSE = "durastore/dataset/course.py"
 STREAM = "durastore/dataset/stream.py"
 REMOTE = "durastore/read/remote.py"
 CACHE = "durastore/dataset/cache.py"
+ARENA = "durastore/dataset/arena.py"
+HANDOVER = "durastore/dataset/handover.py"
 
 _EVICT_TESTS = "tests/unit/test_fsio_evict.py"
 _COURSE_TESTS = "tests/unit/test_dataset_course.py"
@@ -20,6 +22,7 @@ _CACHE_TESTS = "tests/integration/test_dataset_cache.py"
 _LIMIT = "a cache is never above its limit"
 _READ = "nothing goes that is read"
 _STATE = "a state counts what the loop was given"
+_LENT = "memory that somebody may still see is not lent again"
 
 TRAINING = (
     Mutant(
@@ -149,5 +152,53 @@ TRAINING = (
         before="        if not self._drops_last and own < count:\n",
         after="        if False:\n",
         tests=("tests/integration/test_dataset_training.py::test_a_loader_that_ends_early_is_noticed",),
+    ),
+    Mutant(
+        name="piece-lent-while-its-borrower-sees-it",
+        clause=_LENT,
+        file=ARENA,
+        before="cell in self._borrowed or ",
+        after="",
+        tests=("tests/unit/test_dataset_arena.py",),
+    ),
+    Mutant(
+        name="piece-lent-while-the-loop-sees-it",
+        clause=_LENT,
+        file=ARENA,
+        before=" or self._cells.state[cell] != FREE\n",
+        after="\n",
+        tests=("tests/unit/test_dataset_arena.py",),
+    ),
+    Mutant(
+        name="piece-lent-after-a-fork",
+        clause=_LENT,
+        file=ARENA,
+        before="        self._kept.update(self._borrowed)\n",
+        after="        pass\n",
+        tests=("tests/unit/test_dataset_arena.py",),
+    ),
+    Mutant(
+        name="piece-sent-twice",
+        clause=_LENT,
+        file=ARENA,
+        before=" or self._cells.state[cell] != _LENT:\n",
+        after=":\n",
+        tests=("tests/unit/test_dataset_arena.py",),
+    ),
+    Mutant(
+        name="piece-received-twice",
+        clause=_LENT,
+        file=HANDOVER,
+        before="        if self._cells.state[cell] != SENT or self._cells.generation[cell] != piece.generation:\n",
+        after="        if False:\n",
+        tests=("tests/unit/test_dataset_arena.py",),
+    ),
+    Mutant(
+        name="piece-given-back-under-a-forked-child",
+        clause=_LENT,
+        file=HANDOVER,
+        before="        self._held.clear()\n",
+        after="        pass\n",
+        tests=("tests/integration/test_dataset_handover.py",),
     ),
 )
