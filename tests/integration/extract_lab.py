@@ -7,7 +7,8 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,33 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job(tmp_path: Path, model_folder: Path, seaweed: SeaweedServer, aws_env: dict[str, str]) -> Job:
     del aws_env
     return Job(tmp_path, model_folder, seaweed)
+
+
+class Running:
+    """An extraction in a thread of its own."""
+
+    def __init__(self, run: Callable[[], ExtractReport], *, within_s: float) -> None:
+        self._reports: list[ExtractReport] = []
+        self._errors: list[BaseException] = []
+        self._within_s = within_s
+        self._thread = threading.Thread(target=self._run, args=(run,))
+        self._thread.start()
+
+    def _run(self, run: Callable[[], ExtractReport]) -> None:
+        try:
+            self._reports.append(run())
+        except BaseException as exc:  # noqa: BLE001 - shown by the test
+            self._errors.append(exc)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def report(self) -> ExtractReport:
+        self._thread.join(self._within_s)
+        assert not self._thread.is_alive()
+        assert self._errors == []
+        return self._reports[0]
 
 
 class Queue:

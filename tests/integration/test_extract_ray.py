@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,13 +21,12 @@ from durastore.demo.material import find_model, write_prompts
 from durastore.demo.seaweed import SeaweedServer
 from durastore.errors import ConfigError
 from durastore.extract.job import run_extract
-from durastore.extract.report import ExtractReport
 from durastore.extract.runner import RunnerLimits
 from durastore.extract.transformers_engine import ModelSettings
 from durastore.fsio.folder import Folder
 from durastore.integrations.ray_cluster import LOCAL, Needs, RayCluster, connected
 from durastore.integrations.ray_extract import RaySettings, extract_on_ray
-from tests.integration.extract_lab import Job, Queue, extracting, model_folder
+from tests.integration.extract_lab import Job, Queue, Running, extracting, model_folder
 from tests.integration.worker_engines import FORWARDS, HELD, counting_engine
 
 __all__ = ["model_folder"]  # fixtures
@@ -64,31 +62,11 @@ def job(tmp_path: Path, model_folder: Path, seaweed: SeaweedServer) -> Job:
     return Job(tmp_path, model_folder, seaweed)
 
 
-class Running:
-    """An extraction by two actors, in a thread of its own."""
-
-    def __init__(self, job: Job, **more: Any) -> None:
-        self.reports: list[ExtractReport] = []
-        self.errors: list[BaseException] = []
-        self._request = job.request(**{"workers": 2, "limits": ALONE, "grace_s": 30.0, **more})
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.reports.append(extract_on_ray(self._request, RaySettings(address=LOCAL), engine=counting_engine))
-        except BaseException as exc:  # noqa: BLE001 - shown by the test
-            self.errors.append(exc)
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def report(self) -> ExtractReport:
-        self._thread.join(800)
-        assert not self._thread.is_alive()
-        assert self.errors == []
-        return self.reports[0]
+def by_actors(job: Job, **more: Any) -> Running:
+    """By two actors."""
+    request = job.request(**{"workers": 2, "limits": ALONE, "grace_s": 30.0, **more})
+    settings = RaySettings(address=LOCAL)
+    return Running(lambda: extract_on_ray(request, settings, engine=counting_engine), within_s=800)
 
 
 def _rows(samples: int) -> Iterator[dict[str, object]]:
@@ -139,7 +117,7 @@ def test_the_loss_of_an_actor_changes_nothing_of_the_result(
     job.write(*_rows(samples))
     held = forwards.with_suffix(HELD)
     held.write_text("12", encoding="utf-8")  # so that both are in a pass
-    running = Running(job)
+    running = by_actors(job)
     _until(lambda: len(_passed(forwards)) >= 12 and len(_workers(forwards)) == 2, running)
     _until(lambda: Queue(job.root).stored() == len(_passed(forwards)) - 2, running)  # and what they stored is told
     killed = _passed(forwards)[-1][0]
@@ -155,7 +133,7 @@ def test_the_loss_of_an_actor_changes_nothing_of_the_result(
     dataset = job.dataset()
     assert (len(dataset), dataset.duplicates) == (samples, ())
     assert _contents(job) == _contents(_alone(job, tmp_path / "alone", model_folder, seaweed))
-    again = Running(job).report()
+    again = by_actors(job).report()
     assert (again.exit_code, again.counts.ok, again.counts.skipped) == (0, 0, samples)
 
 
@@ -195,7 +173,7 @@ def test_three_kills_with_a_real_model_change_nothing_of_the_result(
         "is_truncated": True,
     }
     few["limits"] = RunnerLimits(batch_tokens=512)
-    running = Running(job, **few)
+    running = by_actors(job, **few)
     in_flight = _kill_some(running, Queue(job.root), samples=samples, kills=3)
     report = running.report()
     assert (report.error, report.local_only, report.left_behind, report.exit_code) == (None, (), (), 0)

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -33,7 +32,7 @@ from durastore.fsio.folder import Folder
 from durastore.fsio.lock import holders
 from durastore.monitor.sampler import look_once
 from durastore_cli.main import run as cli
-from tests.integration.extract_lab import Job, Queue, extracting, job, model_folder
+from tests.integration.extract_lab import Job, Queue, Running, extracting, job, model_folder
 from tests.integration.worker_engines import (
     FAULTS,
     FORWARDS,
@@ -74,41 +73,17 @@ def forwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-class Running:
-    """A shared extraction in a thread of its own."""
-
-    def __init__(
-        self,
-        job: Job,
-        *,
-        workers: int,
-        engine: EngineFactory = counted_stand_in,
-        batch_tokens: int = BATCH_TOKENS,
-        **more: Any,
-    ) -> None:
-        self.reports: list[ExtractReport] = []
-        self.errors: list[BaseException] = []
-        limits = RunnerLimits(batch_tokens=batch_tokens)
-        self._request = job.request(**{"workers": workers, "limits": limits, "grace_s": 30.0, **more})
-        self._engine = engine
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.reports.append(run_shared_extract(self._request, engine_factory=self._engine))
-        except BaseException as exc:  # noqa: BLE001 - shown by the test
-            self.errors.append(exc)
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def report(self) -> ExtractReport:
-        self._thread.join(3000)
-        assert not self._thread.is_alive()
-        assert self.errors == []
-        return self.reports[0]
+def shared(
+    job: Job,
+    *,
+    workers: int,
+    engine: EngineFactory = counted_stand_in,
+    batch_tokens: int = BATCH_TOKENS,
+    **more: Any,
+) -> Running:
+    limits = RunnerLimits(batch_tokens=batch_tokens)
+    request = job.request(**{"workers": workers, "limits": limits, "grace_s": 30.0, **more})
+    return Running(lambda: run_shared_extract(request, engine_factory=engine), within_s=3000)
 
 
 def _until(is_so: Callable[[], bool], running: Running) -> bool:
@@ -161,7 +136,7 @@ def _run_with_kills(job: Job, forwards: Path, *, samples: int, kills: int, seed:
     chance = random.Random(seed)
     most_held = more.get("batch_tokens", BATCH_TOKENS)
     _hold(forwards, 0)
-    running, queue = Running(job, workers=2, **more), Queue(job.root)
+    running, queue = shared(job, workers=2, **more), Queue(job.root)
     in_flight = done = 0
     killed: set[int] = set()
     for number in range(kills):
@@ -199,7 +174,7 @@ def _rows(samples: int) -> Iterator[dict[str, Any]]:
 
 def test_workers_share_the_samples_and_the_result_is_as_of_one(job: Job, forwards: Path) -> None:
     job.write(*_rows(60))
-    report = Running(job, workers=2).report()
+    report = shared(job, workers=2).report()
     assert (report.error, report.exit_code, report.counts.ok, report.counts.left) == (None, 0, 60, 0)
     assert set(_forwards(forwards).values()) == {1}
     _monitor_tells_the_end(job, inputs=60)
@@ -210,7 +185,7 @@ def test_workers_share_the_samples_and_the_result_is_as_of_one(job: Job, forward
         assert sample.tensors["input_ids"].tolist() == ids
         bits = torch.from_numpy(stand_in_states(ids, [1, 3, 4]).view("i2"))
         assert torch.equal(sample.tensors["hidden_states"].view(torch.int16), bits)
-    again = Running(job, workers=2).report()
+    again = shared(job, workers=2).report()
     assert (again.exit_code, again.counts.ok, again.counts.skipped) == (0, 0, 60)
     assert sum(_forwards(forwards).values()) == 60  # no model was asked again
     assert job.run().counts.skipped == 60
@@ -265,14 +240,14 @@ def test_a_worker_leaves_and_another_joins_in_the_middle(job: Job, forwards: Pat
     samples = 240
     job.write(*_rows(samples))
     _hold(forwards, 40)  # so that all three are at work, however quick one of them is
-    running, queue = Running(job, workers=3), Queue(job.root)
+    running, queue = shared(job, workers=3), Queue(job.root)
     # One that leases may leave before its first pass: each has to have made one.
     assert _until(lambda: queue.stored() >= 20 and len(queue.busy_pids().keys() & _passed(forwards)) == 3, running)
     leaving = min(queue.busy_pids())
     os.kill(leaving, signal.SIGTERM)
     _hold(forwards, 120, but=leaving)  # and something is left for the one that joins
     assert _until(lambda: leaving not in queue.busy_pids() and queue.stored() >= 60, running)
-    joining = Running(job, workers=1)
+    joining = shared(job, workers=1)
     assert _until(lambda: len(queue.ask("SELECT 1 FROM worker")) == 4 and len(queue.busy_pids()) == 3, joining)
     _let_go(forwards)
     first, second = running.report(), joining.report()
@@ -290,7 +265,7 @@ def test_a_worker_leaves_and_another_joins_in_the_middle(job: Job, forwards: Pat
 def test_workers_that_end_well_and_leave_all_samples_are_an_error(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.write(*_rows(4))
     monkeypatch.setattr(crew_job, "run_crew", lambda *_, **__: CrewEnd())
-    report = Running(job, workers=2).report()
+    report = shared(job, workers=2).report()
     assert isinstance(report.error, EngineFailed)
     assert "left 4 samples" in report.error.message
     assert (report.counts.left, report.exit_code) == (4, report.error.exit_code)
@@ -300,7 +275,7 @@ def test_a_stop_hands_back_what_was_not_done_and_the_next_run_goes_on(job: Job, 
     samples = 200
     job.write(*_rows(samples))
     _hold(forwards, 20 + BATCH_TOKENS)
-    running, queue = Running(job, workers=2), Queue(job.root)
+    running, queue = shared(job, workers=2), Queue(job.root)
     assert _until(lambda: queue.stored() >= 20 and len(queue.busy_pids()) == 2, running)
     assert stop(job.root, 0.0).exit_code == 11  # they got the signal in the middle of a pass, and finish that
     _let_go(forwards)
@@ -311,7 +286,7 @@ def test_a_stop_hands_back_what_was_not_done_and_the_next_run_goes_on(job: Job, 
     assert report.counts.left > 0
     assert (report.error, report.local_only) == (None, ())
     assert queue.busy_pids() == {}
-    again = Running(job, workers=2).report()
+    again = shared(job, workers=2).report()
     assert (again.exit_code, again.counts.skipped + again.counts.ok) == (0, samples)
     passed = _forwards(forwards)
     assert (len(passed), sum(passed.values())) == (samples, samples)
@@ -330,7 +305,7 @@ def test_every_fault_ends_in_the_ledger_and_is_done_once_its_cause_is_gone(
 
     def run(**more: Any) -> ExtractReport:
         if workers is not None:
-            return Running(job, workers=workers, engine=faulty_stand_in, batch_tokens=256, **more).report()
+            return shared(job, workers=workers, engine=faulty_stand_in, batch_tokens=256, **more).report()
         limits = RunnerLimits(batch_tokens=256)
         return run_extract(job.request(limits=limits, **more), engine_factory=faulty_engine)
 
@@ -386,7 +361,7 @@ def test_a_sample_that_kills_its_worker_fails_and_no_other_is_lost(
     monkeypatch.setenv(FAULTS, str(plan))
     plan.write_text(json.dumps({"task/7": "kill"}), encoding="utf-8")
     job.write(*_rows(30))
-    report = Running(job, workers=1, engine=faulty_stand_in).report()
+    report = shared(job, workers=1, engine=faulty_stand_in).report()
     assert (report.error, report.exit_code, report.counts.ok, report.counts.failed) == (None, 3, 29, 1)
     (failure,) = report.failures
     assert (str(failure.sample_id), failure.stage, failure.attempts) == ("task/7", "worker", 3)
@@ -408,7 +383,7 @@ def test_workers_stop_when_the_command_that_started_them_is_killed(
     while queue.ask("SELECT 1 FROM task WHERE state = 'leased' LIMIT 1") or _held(job.root):
         time.sleep(0.1)  # they hand back, flush and leave; the test's own timeout is the limit
     assert len(job.dataset()) == queue.stored()
-    report = Running(job, workers=2, layers="2,last").report()
+    report = shared(job, workers=2, layers="2,last").report()
     assert (report.exit_code, report.counts.ok + report.counts.skipped) == (0, 400)
     assert report.counts.skipped >= 10
     assert sum(_forwards(forwards).values()) == report.counts.ok
