@@ -286,7 +286,7 @@ class World:
         for pack_id in before.keys() | now.keys():
             old, new = before.get(pack_id), now.get(pack_id)
             fault = step_fault(old, new, has_file=new is not None and (path / "packs" / new.name).exists())
-            if fault is None and new is not None and (old is None or old.state is not new.state):
+            if fault is None and new is not None and _claims_more(old, new):
                 fault = self._claim_fault(new)
             if fault is not None:
                 self.breaches.append(f"pack {pack_id}: {fault} ({old} -> {new})")
@@ -300,6 +300,15 @@ class World:
         if row.state is PackState.MANIFESTED and row.segment not in self.objects("manifest/"):
             return "manifested, and the segment is not in the bucket"
         return None
+
+
+def _claims_more(old: PackRow | None, new: PackRow) -> bool:
+    """Doubt about its segment moves a pack back to VERIFIED: that says of its object what was said before. The server
+    may have lost it since, which only the next look at it can tell.
+    """
+    if old is None or old.state is new.state:
+        return old is None
+    return (old.state, new.state) != (PackState.MANIFESTED, PackState.VERIFIED)
 
 
 # --- putting a world under the library -----------------------------------------------------------------------------

@@ -559,3 +559,24 @@ def test_a_sample_put_again_after_its_object_was_damaged_is_read_from_the_new_on
     assert OLD.is_in(store.get("s/0"))
     world.stop(store)
     check_drained(world)
+
+
+def test_a_pack_that_is_listed_again_though_the_server_forgot_it_is_kept_and_sent_again(world: World) -> None:
+    store = world.open(run=RUN)
+    put(store, OLD)
+    store.flush(300)
+    world.stop(store)
+    (key,) = world.objects()
+    world.bucket.lose(ObjectKey(key))
+    store = world.open(settle_s=0.0)
+    world.bucket.add(FaultRule(op="fetch", fault=Fault.WRONG_BYTE, count=None, key_part="manifest/"))
+    with pytest.raises(TimeoutError):
+        store.drain(300)
+    world.bucket.heal()
+    with pytest.raises(DurastoreError, match="reclaiming is stopped"):  # the canary is the pack that is gone
+        store.drain(300)
+    assert OLD.is_in(store.get("s/0"))
+    assert len(pack_files(world.local, with_quarantine=False)) == 1
+    world.stop(store)
+    assert world.has_object_of("s/0", OLD.data())
+    assert world.breaches == []
