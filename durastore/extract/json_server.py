@@ -117,6 +117,8 @@ class JsonServer:
         blocks: list[bytes] = []
         while block := response.read1(_BLOCK_BYTES):
             blocks.append(block)
+            if response.isclosed():  # since Python 3.13 with the last byte, and its socket is closed, too
+                break
             left_s = deadline_s - self._clock.monotonic()
             if left_s <= 0:
                 raise TimeoutError

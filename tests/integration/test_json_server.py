@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import threading
 import time
 
@@ -41,6 +42,13 @@ class _Server(JsonHandler):
             self.send_header("Content-Length", "5")
             self.end_headers()
             self.wfile.write(b"hello")
+        elif kind == "closing":
+            self.send_response(200)
+            self.send_header("Connection", "close")
+            self.send_header("Content-Length", "8")
+            self.end_headers()
+            self.wfile.write(b'{"a": 1}')
+            self.close_connection = True
         elif kind == "hang":
             self.waits_for_hang_up()
         else:
@@ -64,6 +72,21 @@ class _Server(JsonHandler):
 def test_what_is_no_answer_is_told_by_what_to_do(path: str, error: type[Exception], said: str) -> None:
     with serving(_Server) as url, pytest.raises(error, match=said):
         JsonServer(url, clock=SYSTEM_CLOCK).get(path, timeout_s=0.5 if path == "/drip" else 20.0)
+
+
+def test_an_answer_that_is_closed_with_its_last_byte_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python 3.13 does it: the socket is closed then, too."""
+    read1 = http.client.HTTPResponse.read1
+
+    def closing(response: http.client.HTTPResponse, n: int = -1) -> bytes:
+        data = read1(response, n)
+        if response.length == 0:
+            response.close()
+        return data
+
+    monkeypatch.setattr(http.client.HTTPResponse, "read1", closing)
+    with serving(_Server) as url:
+        assert JsonServer(url, clock=SYSTEM_CLOCK).get("/closing", timeout_s=20.0) == {"a": 1}
 
 
 def test_paths_go_below_the_address() -> None:
