@@ -76,7 +76,7 @@ def load_session(conn: sqlite3.Connection, pack_id: int) -> UploadSession | None
         return None
     parts = conn.execute(
         "SELECT number, etag, size_bytes, crc64nvme FROM parts WHERE pack_id = ? ORDER BY number", (pack_id,)
-    )
+    ).fetchall()
     with _understood("a multipart upload"):
         return UploadSession(
             upload_id=as_text(row[0]),
@@ -122,7 +122,7 @@ def load_dead_rows(conn: sqlite3.Connection, pack_id: int) -> list[SampleId]:
         " (SELECT 1 FROM tombstones AS stone WHERE stone.sample_id = samples.sample_id AND stone.key = packs.key"
         " AND stone.offset = samples.offset AND stone.reason <> 'superseded')",
         (pack_id,),
-    )
+    ).fetchall()
     with _understood("a sample"):
         return [SampleId(as_text(sample_id)) for (sample_id,) in rows]
 
@@ -131,7 +131,7 @@ def load_tombstones(conn: sqlite3.Connection, pack_id: int) -> list[Tombstone]:
     rows = conn.execute(
         "SELECT sample_id, key, offset, reason FROM tombstones WHERE pack_id = ? ORDER BY sample_id, key, offset",
         (pack_id,),
-    )
+    ).fetchall()
     with _understood("a tombstone"):
         return [
             Tombstone(
@@ -171,7 +171,7 @@ def last_seqs(conn: sqlite3.Connection, writer: WriterId) -> tuple[int, int]:
 
 
 def load_writers(conn: sqlite3.Connection) -> list[WriterRecord]:
-    rows = conn.execute("SELECT writer, last_pack_seq, last_segment_seq FROM writers ORDER BY writer")
+    rows = conn.execute("SELECT writer, last_pack_seq, last_segment_seq FROM writers ORDER BY writer").fetchall()
     with _understood("a writer"):
         return [
             WriterRecord(WriterId(as_text(writer)), as_count(pack_seq), as_count(segment_seq))
@@ -192,7 +192,7 @@ def write_fact(conn: sqlite3.Connection, name: str, *, value: str | None) -> Non
 def load_runs(conn: sqlite3.Connection) -> dict[Digest, Run]:
     """Runs by digest. `IntegrityError` if a text does not have the digest it is filed under."""
     runs: dict[Digest, Run] = {}
-    for digest, text in conn.execute("SELECT digest, text FROM runs"):
+    for digest, text in conn.execute("SELECT digest, text FROM runs").fetchall():
         with _understood("a run"):
             run = parse_run(as_text(text))
         if run.digest.hex != digest:

@@ -100,7 +100,9 @@ def load_packs(conn: sqlite3.Connection, states: Sequence[PackState]) -> list[Pa
     marks = ", ".join("?" * len(states))
     where = f"WHERE state IN ({marks})" if states else ""
     sql = f"SELECT {_PACK_COLUMNS} FROM packs {where} ORDER BY pack_id"  # noqa: S608 - constants and question marks
-    return [parse_pack(row) for row in conn.execute(sql, [state.value for state in states])]
+    # here and below all rows before any is parsed: an error would keep the statement open, which no checkpoint passes
+    rows = conn.execute(sql, [state.value for state in states]).fetchall()
+    return [parse_pack(row) for row in rows]
 
 
 class PackLists:
@@ -126,7 +128,7 @@ class PackLists:
 def load_entries(conn: sqlite3.Connection, pack_id: int) -> list[SampleEntry]:
     """The samples of a pack in the order of their offsets."""
     sql = f"SELECT {SAMPLE_COLUMNS} FROM samples WHERE pack_id = ? ORDER BY offset"  # noqa: S608 - constant columns
-    return [parse_entry(row) for row in conn.execute(sql, (pack_id,))]
+    return [parse_entry(row) for row in conn.execute(sql, (pack_id,)).fetchall()]
 
 
 def load_entry_columns(conn: sqlite3.Connection, pack_id: int) -> EntryColumns:
@@ -138,7 +140,7 @@ def load_entry_columns(conn: sqlite3.Connection, pack_id: int) -> EntryColumns:
 def find_entries(conn: sqlite3.Connection, sample_id: SampleId) -> list[tuple[int, SampleEntry]]:
     """Pack id and entry of every place that has the sample, oldest first."""
     columns = f"SELECT pack_id, {SAMPLE_COLUMNS} FROM samples"  # noqa: S608 - constant columns
-    rows = conn.execute(f"{columns} WHERE sample_id = ? ORDER BY pack_id, offset", (sample_id.text,))
+    rows = conn.execute(f"{columns} WHERE sample_id = ? ORDER BY pack_id, offset", (sample_id.text,)).fetchall()
     return [(row[0], parse_entry(row[1:])) for row in rows]
 
 

@@ -44,9 +44,11 @@ def load_root_sessions(root: SpoolRoot) -> RootSessions:
     try:
         for number in spool_numbers(root):
             with root.folder.child(render_spool_name(number)) as folder, reading_current(folder) as conn:
-                writers |= {WriterId(as_text(text)) for (text,) in conn.execute("SELECT writer FROM writers")}
-                upload_ids |= {as_text(text) for (text,) in conn.execute("SELECT upload_id FROM uploads")}
-                facts = conn.execute("SELECT value FROM facts WHERE name = ?", (FACT_LOOKED,))
+                writers |= {
+                    WriterId(as_text(text)) for (text,) in conn.execute("SELECT writer FROM writers").fetchall()
+                }
+                upload_ids |= {as_text(text) for (text,) in conn.execute("SELECT upload_id FROM uploads").fetchall()}
+                facts = conn.execute("SELECT value FROM facts WHERE name = ?", (FACT_LOOKED,)).fetchall()
                 looked += [Stamp.parse(as_text(text)) for (text,) in facts]
     except OSError as exc:
         raise SpoolUnreadable(f"the spools of {root.path}: {exc.strerror or exc}") from exc
