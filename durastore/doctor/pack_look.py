@@ -21,8 +21,9 @@ from durastore.errors import FormatUnsupported, IntegrityError, SpoolUnreadable
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity, identify
 from durastore.fsio.lock import FlockedFile, holders
+from durastore.fsio.rate import RateLimit
 from durastore.model import PackState
-from durastore.reconcile.hashing import RateLimit, hash_files
+from durastore.reconcile.hashing import hash_files
 from durastore.spool.journal_db import connect, failed_marker, is_empty
 from durastore.spool.journal_errors import SQLITE_ERRORS
 from durastore.spool.journal_file import newest_journal

@@ -241,7 +241,7 @@ class _Unit:
         source = self._folder(item, is_target=False)
         name = item.file.path.rpartition("/")[2]
         return read_source(
-            source, name, expect=item.file.identity, formats=self._tools.formats, sink=(take, self._tools.pace)
+            source, name, expect=item.file.identity, formats=self._tools.formats, sink=(take, self._tools.rate)
         )
 
     def _named(self, each: _Written) -> Proven | None:

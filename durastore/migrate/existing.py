@@ -72,7 +72,7 @@ def _compare(
     path, name = item.file.path, item.file.path.rpartition("/")[2]
     source, target = folders
     try:
-        read = read_source(source, name, expect=item.file.identity, formats=tools.formats, sink=(_drop, tools.pace))
+        read = read_source(source, name, expect=item.file.identity, formats=tools.formats, sink=(_drop, tools.rate))
     except SourceChanged as exc:
         outcome.fail(path, str(exc))
         return True

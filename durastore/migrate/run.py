@@ -18,13 +18,13 @@ from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import DiskFailed, DurastoreError
 from durastore.fsio.folder import Folder
 from durastore.fsio.folding import find_folding
+from durastore.fsio.rate import RateLimit
 from durastore.fsio.sys import SYS
 from durastore.migrate.copying import copy_files
 from durastore.migrate.handover import RootState, begin_root, end_root, path_at_target
 from durastore.migrate.looking import Look, leads_out, look_at
 from durastore.migrate.metadata import finish_folders, make_folders, make_links, names_of
 from durastore.migrate.outcome import Outcome, Progress, StopCopying
-from durastore.migrate.pace import Pace
 from durastore.migrate.places import Target, Trees, hold_trees, make_target
 from durastore.migrate.plan import find_folded
 from durastore.migrate.reading import Formats
@@ -186,7 +186,7 @@ class _Run:
                 known=load_proven(target.private, source=source_id),
                 names=names,
                 formats=self._formats,
-                pace=Pace(self._request.bytes_per_s, clock=self._clock),
+                rate=RateLimit(self._request.bytes_per_s, clock=self._clock),
                 jobs=self._request.jobs,
             )
             copy_files(tools, look.items, outcome=outcome)

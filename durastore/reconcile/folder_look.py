@@ -21,11 +21,12 @@ from durastore.adopt.place import PRIVATE_NAME, refuse_spools
 from durastore.errors import InvalidSampleId, RootMismatch
 from durastore.formats.spool_root import ROOT_MARKER_NAME
 from durastore.fsio.folder import Folder
+from durastore.fsio.rate import RateLimit
 from durastore.model import SampleId
 from durastore.reconcile.columns import Mask, chosen, names_of
 from durastore.reconcile.contents import Contents, HashingRule, compare_contents
 from durastore.reconcile.folder import FolderFacts
-from durastore.reconcile.hashing import RateLimit, look_into
+from durastore.reconcile.hashing import look_into
 from durastore.reconcile.local import LocalInventory, OddEntry, Texts, load_local, texts
 from durastore.reconcile.remote import (
     KnownKeys,

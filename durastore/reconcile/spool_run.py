@@ -22,11 +22,12 @@ from durastore.errors import (
     SpoolUnreadable,
     StoreMissing,
 )
+from durastore.fsio.rate import RateLimit
 from durastore.model import PackState
 from durastore.observe.events import LOGGER
 from durastore.reconcile.applied import Applied
 from durastore.reconcile.burying import TOO_MANY
-from durastore.reconcile.hashing import RateLimit, hash_files
+from durastore.reconcile.hashing import hash_files
 from durastore.reconcile.local import texts
 from durastore.reconcile.remote import KnownKeys, RemoteLook, check_store_id, look_at_bucket
 from durastore.reconcile.repair import bury_gone, list_orphan_files, rebuild_packs
