@@ -23,9 +23,6 @@ from durastore.errors import (
     DurastoreError,
     InvalidInput,
     ObjectAbsent,
-    PermissionRefused,
-    RequestRefused,
-    UnknownAnswer,
 )
 from durastore.formats.keys import held_listing_prefixes, marker_key, segment_listing_prefix
 from durastore.fsio.rate import RateLimit
@@ -39,6 +36,7 @@ from durastore.objectstore.columns import UNKNOWN_SIZE, list_columns
 from durastore.objectstore.port import ObjectStat, ObjectStore
 from durastore.reconcile.findings import Finding, FindingKind
 from durastore.reconcile.held import HELD_COLUMNS, HeldObject, HeldObjects
+from durastore.reconcile.missing import UNCLEAR
 from durastore.reconcile.object_check import check_object
 from durastore.reconcile.scrub_state import ScrubState
 
@@ -49,8 +47,6 @@ _LOOKS_AT_ONCE = 8
 _READS_AT_ONCE = 4
 _NOT_SEEN = UNKNOWN_SIZE - 1
 _HASH_RANGE = float(1 << 64)
-# Not this object alone, but all of them: unreachable endpoints and refused credentials pass through.
-_UNANSWERED = (UnknownAnswer, PermissionRefused, RequestRefused)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +231,7 @@ class _Scrub:
                 return _size_finding(held, reader.head(held.key))
             except ObjectAbsent as exc:
                 return _absence(held, is_hidden=bool(exc.facts.get("is_delete_marker")))
-            except _UNANSWERED as exc:
+            except UNCLEAR as exc:
                 return UnverifiedObject(key=held.key, reason=exc.message)
 
     # --- bytes -----------------------------------------------------------------------------------------------------
@@ -289,7 +285,7 @@ class _Scrub:
                 try:
                     outcome, size_bytes = check_object(reader, held, rows=rows, throttle=limit.spend)
                     total += size_bytes
-                except _UNANSWERED as exc:
+                except UNCLEAR as exc:
                     outcome = UnverifiedObject(key=held.key, reason=_reason(exc))
             if outcome is None:
                 return None, total, bool(look)
