@@ -16,6 +16,7 @@ from pathlib import Path
 
 from durastore.errors import DiskFailed, DurastoreError, SpoolLocked
 from durastore.formats.spool_root import (
+    BALLAST_NAME,
     INCOMING_NAME,
     MOVED_NAME,
     ROOT_MARKER_NAME,
@@ -41,8 +42,6 @@ from durastore.spool.nearby import spools_in
 from durastore.spool.root import read_moved
 
 __all__ = ["RootState", "begin_root", "end_root", "find_state", "path_at_target"]
-
-_BALLAST = "ballast"
 
 
 class RootState(Enum):
@@ -157,7 +156,7 @@ def _publish_moved(here: Folder, root: HeldRoot, *, place: Path) -> None:
             raise
         for name in root.locks:  # what keeps space for the record that a full disk needs most
             with here.child(name) as spool:
-                Ballast(spool, _BALLAST, size_bytes=0).release()
+                Ballast(spool, BALLAST_NAME, size_bytes=0).release()
         _publish_where_full(here, text)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import DiskFailed, DurastoreError
+from durastore.formats.spool_root import GOING_NAME
 from durastore.fsio.folder import Folder
 from durastore.fsio.folding import find_folding
 from durastore.fsio.rate import RateLimit
@@ -28,7 +29,7 @@ from durastore.migrate.outcome import Outcome, Progress, StopCopying
 from durastore.migrate.places import Target, Trees, hold_trees, make_target
 from durastore.migrate.plan import find_folded
 from durastore.migrate.reading import Formats
-from durastore.migrate.record import Intents, ProvenLog, load_intents, load_proven
+from durastore.migrate.record import Intents, Prior, ProvenLog, load_intents, load_proven
 from durastore.migrate.report import MigrateReport, RootReport
 from durastore.migrate.roots import HeldRoot, below, root_of
 from durastore.migrate.scan import PRIVATE_NAME, Scan, scan_tree
@@ -38,8 +39,6 @@ from durastore.reclaim.copied import CopiedPlace, reclaim_copied, restore_copied
 from durastore.verify.copied import CopiedFile
 
 __all__ = ["MigrateRequest", "migrate"]
-
-_GOING = "going"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +79,7 @@ def migrate(
             return report
         run = _Run(request, look, target=make_target(trees, stack=stack), formats=formats, clock=clock)
         run.fill(report, on_progress=on_progress)
-        report.failed |= {f"{PRIVATE_NAME}/{_GOING}/{name}": "moved aside by a run that ended" for name in aside}
+        report.failed |= {f"{PRIVATE_NAME}/{GOING_NAME}/{name}": "moved aside by a run that ended" for name in aside}
         return report
 
 
@@ -89,7 +88,7 @@ def _take_back(trees: Trees) -> tuple[list[str], list[str]]:
     with ExitStack() as held:
         try:
             private = held.enter_context(trees.source.child(PRIVATE_NAME))
-            going = held.enter_context(private.child(_GOING))
+            going = held.enter_context(private.child(GOING_NAME))
         except FileNotFoundError:
             return [], []
         paths = {}
@@ -270,7 +269,7 @@ class _Run:
         report.superseded |= outcome.superseded
         whole = [each for each in outcome.proven.values() if each.damage is None]
         report.prior = Counter(each.prior for each in whole)
-        report.unproven_paths = tuple(each.copied.path for each in whole if each.prior.name == "NONE")
+        report.unproven_paths = tuple(each.copied.path for each in whole if each.prior is Prior.NONE)
         tried = outcome.proven.keys() | outcome.failed.keys()
         report.not_attempted = sum(item.file.path not in tried for item in self._look.items)
 
@@ -284,7 +283,7 @@ class _Run:
         target, trees = self._target, self._target.trees
         log = Intents(target.private, source=trees.source_id)
         try:
-            with trees.source.ensure_child(PRIVATE_NAME) as private, private.ensure_child(_GOING) as going:
+            with trees.source.ensure_child(PRIVATE_NAME) as private, private.ensure_child(GOING_NAME) as going:
                 place = CopiedPlace(
                     source=trees.source,
                     target=target.folder,

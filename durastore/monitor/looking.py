@@ -15,7 +15,7 @@ from durastore.errors import DurastoreError, StoreMissing
 from durastore.extract.failure_book import FailureReader, KnownFailure
 from durastore.extract.job_book import Jobs, JobStanding
 from durastore.extract.work_db import WORK_FILE
-from durastore.formats.spool_root import ROOT_MARKER_NAME, parse_spool_name
+from durastore.formats.spool_root import LOCK_NAME, ROOT_MARKER_NAME, parse_spool_name
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import holders
 from durastore.fsio.space import disk_bytes, free_bytes
@@ -128,7 +128,7 @@ class RootLook:
     def _holders(self, name: str) -> list[int]:
         """By the kernel's word; a lock of another PID namespace shows as held by nobody, or by another number."""
         try:
-            return holders(self._path / name / "lock")
+            return holders(self._path / name / LOCK_NAME)
         except OSError:
             return []
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from durastore.errors import FormatUnsupported, IntegrityError, SpoolUnreadable
-from durastore.formats.spool_root import parse_spool_name
+from durastore.formats.spool_root import LOCK_NAME, QUARANTINE_NAME, parse_spool_name
 from durastore.formats.stop import StopRecord
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import holders
@@ -139,7 +139,7 @@ def _look_at_spool(root: Folder, name: str) -> SpoolGlance:
             problem = exc.message
         return SpoolGlance(
             name=name,
-            holders=_holders(folder.path / "lock"),
+            holders=_holders(folder.path / LOCK_NAME),
             journal=journal,
             problem=problem,
             quarantined_files=files,
@@ -157,7 +157,7 @@ def _holders(lock: Path) -> tuple[int, ...] | None:
 def _quarantine_of(folder: Folder) -> tuple[int, int]:
     files = size_bytes = 0
     try:
-        with folder.child("quarantine") as quarantine:
+        with folder.child(QUARANTINE_NAME) as quarantine:
             for name in quarantine.names():
                 try:
                     size_bytes += quarantine.identity(name).size_bytes

@@ -16,7 +16,9 @@ from durastore.model import Digest, Evidence, ObjectKey, PackKind, PackState, Sa
 __all__ = [
     "FACT_DOUBTFUL",
     "FACT_OLDER",
+    "FACT_PREFIX",
     "FACT_REBUILD",
+    "FACT_STORE_ID",
     "SIDE_STATES",
     "UNMANIFESTED",
     "LostSample",
@@ -29,6 +31,10 @@ __all__ = [
     "is_step_back",
 ]
 
+FACT_PREFIX = "prefix"
+"""Of the object keys that this spool gives its packs."""
+FACT_STORE_ID = "store_id"
+"""Of the durastore that the spool was filled for, as its bucket's marker has it."""
 FACT_OLDER = "older"
 """Set before a file is read back that shows this journal to be older than its spool: no state is to be trusted."""
 FACT_DOUBTFUL = "doubtful "
