@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 
-from durastore.errors import DiskFailed, DurastoreError, SpoolLocked
+from durastore.errors import NO_ROOM, DiskFailed, DurastoreError, SpoolLocked
 from durastore.formats.spool_root import (
     BALLAST_NAME,
     INCOMING_NAME,
@@ -172,7 +172,7 @@ def _publish_where_full(here: Folder, text: bytes) -> None:
         SYS.symlink(os.fsdecode(text.rstrip(b"\n")), MOVED_NAME, dir_fd=here.fd)
         here.sync()
     except OSError as exc:
-        if exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG):
+        if exc.errno not in (*NO_ROOM, errno.ENAMETOOLONG):
             raise
         DurableFile.create(here, MOVED_NAME).close()
 

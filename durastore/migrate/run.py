@@ -17,8 +17,8 @@ from pathlib import Path
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import DiskFailed, DurastoreError
 from durastore.formats.spool_root import GOING_NAME
-from durastore.fsio.folder import Folder
 from durastore.fsio.folding import find_folding
+from durastore.fsio.paths import open_folder
 from durastore.fsio.rate import RateLimit
 from durastore.fsio.sys import SYS
 from durastore.migrate.copying import copy_files
@@ -32,7 +32,7 @@ from durastore.migrate.reading import Formats
 from durastore.migrate.record import Intents, Prior, ProvenLog, load_intents, load_proven
 from durastore.migrate.report import MigrateReport, RootReport
 from durastore.migrate.roots import HeldRoot, below, root_of
-from durastore.migrate.scan import PRIVATE_NAME, Scan, scan_tree
+from durastore.migrate.scan import PRIVATE_NAME, SourceFolder, scan_tree
 from durastore.migrate.tools import CopyTools
 from durastore.observe.events import LOGGER
 from durastore.reclaim.copied import CopiedPlace, reclaim_copied, restore_copied
@@ -196,7 +196,7 @@ class _Run:
         links = [link for link in look.scan.links if not look.is_done(link.path)]
         report.links = make_links(target, links, outcome=outcome)
         finish_folders(target, folders, outcome=outcome)
-        _sync_all(target, look.scan)
+        _sync_all(target, folders)
 
     def _refuse_folding(self) -> None:
         """Asked again with names of our own: before, DST may have had none to ask by (M7, case B127)."""
@@ -283,7 +283,10 @@ class _Run:
         target, trees = self._target, self._target.trees
         log = Intents(target.private, source=trees.source_id)
         try:
-            with trees.source.ensure_child(PRIVATE_NAME) as private, private.ensure_child(GOING_NAME) as going:
+            with ExitStack() as held:
+                held.callback(log.close)
+                private = held.enter_context(trees.source.ensure_child(PRIVATE_NAME))
+                going = held.enter_context(private.ensure_child(GOING_NAME))
                 place = CopiedPlace(
                     source=trees.source,
                     target=target.folder,
@@ -297,8 +300,6 @@ class _Run:
                 report.kept |= freed.kept
         except (DurastoreError, OSError) as exc:
             report.stopped = f"while sources were freed: {exc}"
-        finally:
-            log.close()
 
     def _freed(self, outcome: Outcome, report: MigrateReport) -> Iterator[CopiedFile]:
         """What is proven and sound; of a spool root that was handed over, packs and quarantine."""
@@ -312,7 +313,7 @@ class _Run:
                 yield proven.copied
 
 
-def _sync_all(target: Target, scan: Scan) -> None:
+def _sync_all(target: Target, folders: list[SourceFolder]) -> None:
     """Links, modes and times too."""
     try:
         try:
@@ -320,8 +321,8 @@ def _sync_all(target: Target, scan: Scan) -> None:
         except OSError as exc:
             if exc.errno != errno.ENOSYS:
                 raise
-            for folder in scan.folders:
-                with Folder.open(target.folder.path / folder.path) as made:
+            for folder in folders:
+                with open_folder(target.folder, folder.path) as made:
                     made.sync()
     except OSError as exc:
         raise StopCopying.of(exc) from exc

@@ -57,7 +57,7 @@ _COPYING = (
         "migrate/copying.py",
         "full-disk-met-again-and-again",
         clause="ENOSPC stops at once",
-        change=("            if cause.errno in _FULL:\n", "            if False:\n"),
+        change=("            if cause.errno in NO_ROOM:\n", "            if False:\n"),
         test=f"{_COPY_TESTS}::test_a_full_disk_stops_at_once",
     ),
     _mutant(
