@@ -25,7 +25,6 @@ __all__ = ["command"]
 
 _SHOWN = 10
 _LEASE_HELP = "Seconds after which a worker that says nothing loses its samples to the others."
-_ENGINE_HELP = "transformers (default: in this process), vllm, sglang, watch."
 _STORE_OPTIONS = (
     "endpoint_url",
     "region",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # imported where they are used: who only looks at a folder ne
 __all__ = [
     "PRIVATE_NAME",
     "FolderPlace",
+    "check_folder",
     "hold_folder",
     "opened_place",
     "put_aside",

@@ -49,7 +49,6 @@ class DemoOptions:
     bucket: str | None = None
     """A bucket of the user's own instead of the embedded server."""
     endpoint_url: str | None = None
-    is_progress_shown: bool = True
     handles_signals: bool = True
 
 
@@ -136,7 +135,7 @@ def _request(
         local=prompts.parent / "spool",
         options=overrides,
         limits=RunnerLimits(batch_tokens=1024),
-        is_progress_shown=options.is_progress_shown,
+        is_progress_shown=True,
         handles_signals=options.handles_signals,
     )
 

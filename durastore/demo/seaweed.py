@@ -40,6 +40,7 @@ START_LIMIT_S = 60.0
 STOP_GRACE_S = 2.0
 LOCK_PATIENCE_S = 2.0
 _ATTEMPTS = 3
+_TAIL_BYTES = 2_000
 _GRPC_OFFSET = 10_000  # where weed puts each listener's gRPC twin
 _PORTS = range(12_000, 22_000)  # both these and their twins lie below the kernel's ephemeral range
 
@@ -342,10 +343,10 @@ def _has_volume_server(master_port: int) -> bool:
         connection.close()
 
 
-def _tail(log: Path, *, limit_bytes: int = 2000) -> str:
+def _tail(log: Path) -> str:
     try:
         with log.open("rb") as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - limit_bytes))
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - _TAIL_BYTES))
             return stream.read().decode(errors="replace")
     except OSError as exc:
         return f"(unreadable: {exc.strerror})"

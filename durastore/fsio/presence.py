@@ -45,10 +45,9 @@ class Standing:
 class Presence:
     """A place taken in the file `name`, until `close` or the end of the process. Not thread-safe."""
 
-    def __init__(self, name: str, *, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, name: str) -> None:
         """Take one. OSError where that cannot be done: no private folder, no such locks, or no place left."""
         self._name = name
-        self._environ = os.environ if environ is None else environ
         self._fd = -1
         self._folder: Folder | None = None
         self._place = 0
@@ -88,7 +87,7 @@ class Presence:
     def _take(self) -> None:
         if not hasattr(fcntl, "F_OFD_SETLK"):
             raise OSError(errno.ENOSYS, "this system has no locks of open file descriptions")
-        folder = open_runtime_folder(self._environ)
+        folder = open_runtime_folder(os.environ)
         try:
             fd = _open_own(folder, self._name)
         except BaseException:

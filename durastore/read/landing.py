@@ -30,12 +30,11 @@ from durastore.errors import (
     InvalidInput,
 )
 from durastore.formats.pack import member_name
-from durastore.formats.segment import VERBATIM_SCHEMA
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish, write_all
 from durastore.fsio.relocate import relocate
 from durastore.fsio.sys import SYS
-from durastore.model import Digest, SampleEntry
+from durastore.model import VERBATIM_SCHEMA, Digest, SampleEntry
 from durastore.read.pinned import PinnedObject
 
 __all__ = ["FOR_ALL", "FailedSample", "Landed", "Landing", "OpenedPlace", "is_verbatim", "require_same"]

@@ -17,9 +17,8 @@ from durastore.codec.header import parse_header
 from durastore.dataset import restore as restore_module
 from durastore.dataset.restore import RestoreReport, RestoreRequest, restore_samples
 from durastore.errors import EndpointUnreachable, InvalidInput, StoreMissing
-from durastore.formats.segment import VERBATIM_SCHEMA
 from durastore.fsio.publish import publish
-from durastore.model import Digest, ManifestRow, ObjectFacts, ObjectKey, SampleEntry, SampleId
+from durastore.model import VERBATIM_SCHEMA, Digest, ManifestRow, ObjectFacts, ObjectKey, SampleEntry, SampleId
 from durastore.objectstore.memory import MemoryStore
 from durastore.read import landing as landing_module
 from durastore.testing.faulty import Fault, FaultRule, FaultyStore
