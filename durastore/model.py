@@ -44,8 +44,7 @@ __all__ = [
 
 MAX_ID_BYTES = 512
 VERBATIM_SCHEMA = '"verbatim"'
-"""The schema of a row whose object is a file kept as it was: its digest is the file's, it has no header
-(`docs/format/segment.md`)."""
+"""The schema of a row whose object is a file kept as it was: its digest is the file's, and there is no header."""
 MAX_RUN_BYTES = 262_144
 MAX_JSON_DEPTH = 64
 MAX_JSON_ITEMS = 1_000_000

@@ -37,9 +37,8 @@ from durastore.read.landing import FOR_ALL, FailedSample, OpenedPlace, require_s
 from durastore.read.pinned import PinnedObject
 from durastore.read.sample import Wanted, read_checked
 
-__all__ = ["RECORD_NAME", "ExportReport", "ExportRequest", "export_samples"]
+__all__ = ["ExportReport", "ExportRequest", "export_samples"]
 
-RECORD_NAME = EXPORT_RECORD_NAME
 
 _BATCH = 64
 _THREADS = 4
@@ -260,7 +259,7 @@ class _Target:
             return closing(cls(out, None))
         try:
             with Folder.create(out) as folder:
-                return closing(cls(out, folder.ensure_child(RECORD_NAME)))
+                return closing(cls(out, folder.ensure_child(EXPORT_RECORD_NAME)))
         except OSError as exc:
             raise DiskFailed(f"making {out}: {exc.strerror or exc}", errno=exc.errno) from exc
 
