@@ -92,12 +92,14 @@ class Landing:
 
     def land_bytes(self, entry: SampleEntry, data: bytes | memoryview) -> Landed:
         """Stored bytes that the caller has checked. Raises as `land_large`."""
+        is_new = True
         with self._opened(entry) as (folder, name):
             try:
                 publish(folder, name, chunks=[data], expect_size=entry.length)
             except FileExistsError:
                 require_same(folder, name, is_same=_is_stored_sample(folder, name, entry=entry))
-        return Landed(size_bytes=entry.length, is_new=True, fetched_bytes=entry.length)
+                is_new = False
+        return Landed(size_bytes=entry.length, is_new=is_new, fetched_bytes=entry.length)
 
     def land_encoded(self, sample: EncodedSample) -> Landed:
         """A sample in another form than the stored one. Raises as `land_large`."""
@@ -122,6 +124,7 @@ class Landing:
         found = self.find(entry)
         if found is not None:
             return found
+        is_new = True
         with self._opened(entry) as (folder, name):
             # named by the final name as well: files of one content in one folder are fetched at the same time
             part = _part_name(entry, name)
@@ -130,7 +133,8 @@ class Landing:
                 relocate(folder, part, target=folder, new_name=name)
             except FileExistsError:  # made in this moment
                 require_same(folder, name, is_same=_is_stored_sample(folder, name, entry=entry))
-        return Landed(size_bytes=entry.length, is_new=True, fetched_bytes=fetched)
+                is_new = False
+        return Landed(size_bytes=entry.length, is_new=is_new, fetched_bytes=fetched)
 
     def _opened(self, entry: SampleEntry) -> OpenedPlace:
         path = self.path_of(entry)

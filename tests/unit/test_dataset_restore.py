@@ -18,6 +18,7 @@ from durastore.dataset import restore as restore_module
 from durastore.dataset.restore import RestoreReport, RestoreRequest, restore_samples
 from durastore.errors import EndpointUnreachable, InvalidInput, StoreMissing
 from durastore.fsio.publish import publish
+from durastore.fsio.relocate import relocate
 from durastore.model import VERBATIM_SCHEMA, Digest, ManifestRow, ObjectFacts, ObjectKey, SampleEntry, SampleId
 from durastore.objectstore.memory import MemoryStore
 from durastore.read import landing as landing_module
@@ -410,5 +411,24 @@ def test_a_file_that_another_get_made_a_moment_ago_is_the_samples(
         return publish(folder, name, **options)
 
     monkeypatch.setattr(landing_module, "publish", beaten)
-    assert get(bucket, tmp_path, "a", is_plain=is_plain).failed == ()
+    report = get(bucket, tmp_path, "a", is_plain=is_plain)
+    assert (report.written, report.present, report.failed) == (0, 1, ())
+    assert (tmp_path / "a.safetensors").read_bytes() == data
+
+
+def test_a_large_file_that_was_made_meanwhile_is_not_counted_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore_module, "_LARGE_BYTES", 1)
+    bucket = Bucket()
+    bucket.add_segment(bucket.add_tar([encode("a", 1)]))
+    data = b"".join(encode("a", 1).chunks())
+
+    def beaten(folder: Any, name: str, **options: Any) -> None:
+        publish(options["target"], options["new_name"], chunks=[data])
+        relocate(folder, name, **options)
+
+    monkeypatch.setattr(landing_module, "relocate", beaten)
+    report = get(bucket, tmp_path, "a")
+    assert (report.written, report.present, report.failed) == (0, 1, ())
     assert (tmp_path / "a.safetensors").read_bytes() == data
