@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from durastore.errors import DiskFailed, FormatUnsupported, SpoolUnreadable
 from durastore.formats.journal import check_version
-from durastore.formats.spool_root import LOCK_NAME, PACKS_NAME, QUARANTINE_NAME
+from durastore.formats.spool_root import LOCK_NAME, PACKS_NAME, QUARANTINE_NAME, parse_spool_name
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import FlockedFile
 from durastore.spool.journal_db import connect
@@ -67,7 +67,7 @@ class SpoolLook:
 
 def spool_names(root: Folder) -> list[str]:
     """The spools of a root, sorted."""
-    return [name for name in root.names() if len(name) > 3 and name.startswith("w-") and name[2:].isdigit()]
+    return [name for name in root.names() if parse_spool_name(name) is not None]
 
 
 def look_at_spool(root: Folder, name: str) -> SpoolLook:

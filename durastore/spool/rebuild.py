@@ -35,9 +35,8 @@ def rebuild_journal(
     is_lost: bool = True,
 ) -> list[str]:
     """Journal every unknown pack file of `names`; returns those that gave samples. Samples whose header digest is in
-    `held` are left out. `is_lost`: the journal was lost; else what is
-    in the files is in doubt (`Journal.doubtful_packs`).
-    Safe to repeat. `SpoolUnreadable` if a file cannot be read.
+    `held` are left out. `is_lost`: the journal was lost; else what is in the files is in doubt
+    (`Journal.doubtful_packs`). Safe to repeat. `SpoolUnreadable` if a file cannot be read.
     """
     known = {record.name for record in journal.packs()}
     rebuilt: list[str] = []

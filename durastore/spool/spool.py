@@ -40,7 +40,7 @@ from durastore.model import Evidence, PackState, WriterId
 from durastore.spool.journal import Journal, PackRecord
 from durastore.spool.journal_file import set_aside
 from durastore.spool.pack_bytes import is_sealed_content
-from durastore.spool.records import FACT_PREFIX
+from durastore.spool.records import FACT_PREFIX, WITHOUT_FILE
 from durastore.spool.recovery import RecoveryReport, recover_spool
 from durastore.spool.root import SpoolRoot
 from durastore.spool.salvage import Place, SalvageReport, salvage_pack
@@ -48,7 +48,6 @@ from durastore.spool.salvage import Place, SalvageReport, salvage_pack
 __all__ = ["Spool", "claim_idle_siblings", "find_locked", "spool_numbers"]
 
 _BALLAST_BYTES = 32 << 20
-_SETTLED = {PackState.RECLAIMED, PackState.LOST, PackState.QUARANTINED}
 
 
 class Spool:
@@ -255,7 +254,7 @@ def claim_idle_siblings(root: SpoolRoot, *, clock: Clock) -> list[Spool]:
             if spool is None:
                 continue
             held.callback(spool.close)
-            if spool.packs_folder.names() or spool.journal.count_by_state().keys() - _SETTLED:
+            if spool.packs_folder.names() or spool.journal.count_by_state().keys() - WITHOUT_FILE:
                 claimed.append(spool)
             else:
                 spool.close()

@@ -14,21 +14,19 @@ from durastore.formats.keys import pack_listing_prefix, parse_pack_key, parse_se
 from durastore.model import Evidence, ObjectKey, PackState, WriterId
 from durastore.observe.events import LOGGER
 from durastore.spool.journal import PackRecord
-from durastore.spool.records import FACT_OLDER, FACT_STORE_ID
+from durastore.spool.records import FACT_OLDER, FACT_STORE_ID, FACT_URL
 from durastore.spool.spool import Spool
 from durastore.store.made_again import drop_made_again, fetch_tombstones, move_buried, settle_doubtful
 from durastore.store.segmenter import bury
 from durastore.store.services import Services
 
-__all__ = ["FACT_URL", "Settling"]
+__all__ = ["Settling"]
 
 _PROVEN = (PackState.UPLOADED, PackState.VERIFIED, PackState.MANIFESTED, PackState.UNKNOWN)
 _SECOND_LOOK_S = 1.0
 _ROOT_ID = "root_id"
 _COPIED_FROM = "copied_from"
 """The root that the packs of this spool were copied from, which may still be in use."""
-FACT_URL = "bucket_url"
-"""The bucket and prefix that a spool was filled for."""
 _PLACE = "bucket_place"
 
 
