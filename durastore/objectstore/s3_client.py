@@ -20,8 +20,10 @@ from durastore.objectstore.location import S3Options
 from durastore.objectstore.per_process import PerProcess
 from durastore.objectstore.s3_thrift import spare_repeated_work
 
-__all__ = ["PAGE_BODY", "Connector", "expecting_owner", "refuse_blind_redirect", "shared_loader"]
+__all__ = ["OWNER_HEADER", "PAGE_BODY", "Connector", "expecting_owner", "refuse_blind_redirect", "shared_loader"]
 
+OWNER_HEADER = "x-amz-expected-bucket-owner"
+"""Names the account that the bucket has to belong to."""
 PAGE_BODY = "durastore-page"
 """Where a ListObjectsV2 answer carries the page's own bytes, unparsed."""
 _POOL_SIZE = 128
@@ -182,7 +184,7 @@ def expecting_owner(account: str) -> Callable[..., None]:
     """A handler of botocore's that names the account the bucket has to belong to in every request (case B170)."""
 
     def name_owner(request: Any, **_: object) -> None:
-        request.headers["x-amz-expected-bucket-owner"] = account
+        request.headers[OWNER_HEADER] = account
 
     return name_owner
 

@@ -39,7 +39,7 @@ from durastore.objectstore.probe.s3_answers import (
     parse_plain,
     parse_versioning,
 )
-from durastore.objectstore.s3_client import Connector
+from durastore.objectstore.s3_client import OWNER_HEADER, Connector
 
 __all__ = ["S3Wire"]
 
@@ -226,6 +226,8 @@ class S3Wire:
         signed = AWSRequest(method=request.method, url=url, data=request.body, headers=headers, stream_output=True)
         if request.method in ("PUT", "POST"):
             signed.headers["Content-Length"] = str(len(request.body))
+        if self._options.bucket_owner is not None:
+            signed.headers[OWNER_HEADER] = self._options.bucket_owner
         signed.context["client_config"] = Config(s3={"payload_signing_enabled": False})  # as the store's own writes
         frozen = self._place.credentials.get_frozen_credentials()
         S3SigV4Auth(frozen, "s3", self._place.region).add_auth(signed)
