@@ -116,11 +116,10 @@ def _credentials(server: SeaweedServer) -> Iterator[None]:
 
 
 def _overrides(endpoint_url: str | None) -> OptionOverrides:
-    overrides = OptionOverrides(
-        reclaim="eager", settle_s=_SETTLE_S, seal_age_s=3.0, pack_target_bytes=8 << 20, addressing_style="path"
-    )
+    overrides = OptionOverrides(reclaim="eager", settle_s=_SETTLE_S, seal_age_s=3.0, pack_target_bytes=8 << 20)
     if endpoint_url is not None:
         overrides["endpoint_url"] = endpoint_url
+        overrides["addressing_style"] = "path"
     return overrides
 
 

@@ -116,6 +116,7 @@ class SeaweedServer:
         if port is not None and not _is_free(port):
             raise ConfigError(f"port {port} (or {port + _GRPC_OFFSET}, which goes with it) is in use on {HOST}")
         lock_fd = _lock(folder)
+        server: SeaweedServer | None = None
         try:
             identity = _ensure_identity(folder)
             for attempt in range(1, _ATTEMPTS + 1):
@@ -131,6 +132,8 @@ class SeaweedServer:
                     break
             raise EndpointUnreachable(f"the S3 server on {folder} did not come up; its log ends:\n{_tail(log)}")
         except BaseException:  # no server, no lock: also after Ctrl-C
+            if server is not None:
+                server._end_process()
             os.close(lock_fd)
             raise
 
