@@ -22,6 +22,7 @@ from durastore.codec.encode import EncodedSample
 from durastore.codec.header import SampleHeader, parse_header
 from durastore.codec.selection import ChunkRead, plan_rows
 from durastore.errors import (
+    BucketMissing,
     CredentialsRefused,
     DiskFailed,
     DurastoreError,
@@ -39,7 +40,7 @@ from durastore.read.pinned import PinnedObject
 
 __all__ = ["FOR_ALL", "FailedSample", "Landed", "Landing", "OpenedPlace", "is_verbatim", "require_same"]
 
-FOR_ALL = (EndpointUnreachable, CredentialsRefused, DiskFailed)
+FOR_ALL = (EndpointUnreachable, CredentialsRefused, BucketMissing, DiskFailed)
 """What no other sample would fare better with."""
 _RANGE_BYTES = 32 << 20
 _READ_BYTES = 8 << 20

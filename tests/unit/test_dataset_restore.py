@@ -16,7 +16,14 @@ from durastore.codec.encode import SampleContext, encode_sample
 from durastore.codec.header import parse_header
 from durastore.dataset import restore as restore_module
 from durastore.dataset.restore import RestoreReport, RestoreRequest, restore_samples
-from durastore.errors import EndpointUnreachable, InvalidInput, StoreMissing
+from durastore.errors import (
+    BucketMissing,
+    CredentialsRefused,
+    DurastoreError,
+    EndpointUnreachable,
+    InvalidInput,
+    StoreMissing,
+)
 from durastore.fsio.publish import publish
 from durastore.fsio.relocate import relocate
 from durastore.model import VERBATIM_SCHEMA, Digest, ManifestRow, ObjectFacts, ObjectKey, SampleEntry, SampleId
@@ -273,6 +280,26 @@ def test_an_object_that_is_gone_costs_only_its_samples(bucket: Bucket, tmp_path:
     report = get(bucket, tmp_path, store=store)
     assert (report.written, len(report.failed)) == (1, 6)
     assert "doc/0" in report.failed[0].error.message
+
+
+@pytest.mark.parametrize("error", [BucketMissing, CredentialsRefused, EndpointUnreachable])
+@pytest.mark.parametrize("large_bytes", [1, 1 << 30])
+def test_what_no_other_sample_fares_better_with_ends_it(
+    bucket: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[DurastoreError],
+    large_bytes: int,
+) -> None:
+    class Refusing(FaultyStore):
+        def fetch(self, key: ObjectKey, **asked: Any) -> bytes:
+            if "/packs/" in key.text:
+                raise error("for every key")
+            return super().fetch(key, **asked)
+
+    monkeypatch.setattr(restore_module, "_LARGE_BYTES", large_bytes)
+    with pytest.raises(error, match="for every key"):
+        get(bucket, tmp_path, store=Refusing(bucket.store))
 
 
 @pytest.mark.parametrize("fault", [Fault.WRONG_BYTE, Fault.SHORT_READ, Fault.TRUNCATE])
