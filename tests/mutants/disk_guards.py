@@ -183,7 +183,7 @@ _RECEIPT_GUARDS = (
         file=RECEIPT,
         before="if self._clock.monotonic() >= self._expires_at:",
         after="if False:",
-        tests=(f"{_RECEIPT_TESTS}::test_it_expires",),
+        tests=(f"{_RECEIPT_TESTS}::test_a_receipt_expires",),
     ),
     Mutant(
         name="receipt-for-any-file",
