@@ -106,7 +106,7 @@ _ROOT_GUARDS = (
         name="lock-does-not-exclude",
         clause=_LOCK,
         file="durastore/fsio/lock.py",
-        before="SYS.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        before="SYS.flock(fd, kind | fcntl.LOCK_NB)",
         after="SYS.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)",
         tests=(f"{_ROOT_TESTS}::test_each_claim_gets_a_spool_and_a_writer_of_its_own",),
     ),
