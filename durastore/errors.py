@@ -50,6 +50,9 @@ __all__ = [
     "UnsupportedTensor",
 ]
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""What the kernel says where a disk, or a user's share of it, is full."""
+
 
 class DurastoreError(Exception):
     """Base of all errors raised on purpose. `hint` names the operator's next step, where there is one.
@@ -306,7 +309,7 @@ class DiskFailed(DurastoreError):
     @property
     def is_full(self) -> bool:
         """True if the disk or a quota had no room: to be tried again, elsewhere, once there is some."""
-        return self.facts.get("errno") in (errno.ENOSPC, errno.EDQUOT)
+        return self.facts.get("errno") in NO_ROOM
 
 
 class JournalFailed(DiskFailed):

@@ -44,7 +44,8 @@ __all__ = [
 
 MAX_ID_BYTES = 512
 VERBATIM_SCHEMA = '"verbatim"'
-"""The schema of a row whose object is a file kept as it was (`docs/format/segment.md`)."""
+"""The schema of a row whose object is a file kept as it was: its digest is the file's, and there is no header."""
+MAX_RUN_BYTES = 262_144
 MAX_JSON_DEPTH = 64
 MAX_JSON_ITEMS = 1_000_000
 _JSON_MARKS = "[{,:"
@@ -250,7 +251,7 @@ class Run:
             parse_json(text, what="run")  # what cannot be read back strictly (nesting) must not be written
         except IntegrityError as exc:
             raise InvalidInput(exc.message) from exc
-        if len(text.encode()) > 262_144:
+        if len(text.encode()) > MAX_RUN_BYTES:
             raise InvalidInput(
                 "run is larger than 256 KiB", hint="record digests of large values instead of the values"
             )

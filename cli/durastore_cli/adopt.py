@@ -11,7 +11,7 @@ import click
 from durastore.config import resolve_options
 from durastore.errors import ConfigError
 from durastore_cli.exits import EPILOG
-from durastore_cli.options import bucket_option, given, local_option, needed_place, remote_options
+from durastore_cli.options import REMOTE_NAMES, bucket_option, given, local_option, needed_place, remote_options
 from durastore_cli.progress import Ticker
 from durastore_cli.render import print_json, print_lines
 
@@ -58,9 +58,8 @@ def command(folder: str, *, bucket: str | None, as_samples: bool, as_json: bool,
 
 
 def _remote(options: dict[str, Any]) -> dict[str, Any]:
-    names = ("endpoint_url", "region", "profile", "addressing_style", "ca_bundle")
     allowed = {"is_any_filesystem_allowed": True} if options["any_filesystem"] else {}
-    return given({name: options[name] for name in names}) | allowed
+    return given({name: options[name] for name in REMOTE_NAMES}) | allowed
 
 
 def _adopt(folder: str, bucket: str | None, *, options: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ import click
 
 from durastore.config import resolve_options
 from durastore_cli.exits import EPILOG
-from durastore_cli.options import bucket_option, given, needed_place, remote_options
+from durastore_cli.options import REMOTE_NAMES, bucket_option, given, needed_place, remote_options
 from durastore_cli.progress import Ticker
 from durastore_cli.remote import opened_remote
 from durastore_cli.render import print_json, print_lines, shown, time_text
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-_REMOTE = ("endpoint_url", "region", "profile", "addressing_style", "ca_bundle")
 _SHOWN = 20
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", re.ASCII)
@@ -120,7 +119,7 @@ def _request(folder: str, bucket: str | None, *, options: dict[str, Any]) -> Pus
     from durastore.objectstore.location import BucketUrl
 
     allowed = {"is_any_filesystem_allowed": True} if options["any_filesystem"] else {}
-    remote = given({name: options[name] for name in _REMOTE})
+    remote = given({name: options[name] for name in REMOTE_NAMES})
     return PushRequest(
         folder=Path(folder),
         bucket=BucketUrl.parse(needed_place("bucket", bucket)),

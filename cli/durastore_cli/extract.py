@@ -1,4 +1,4 @@
-"""`durastore extract`: one call of `run_extract`."""
+"""`durastore extract`: one call of `extract`, or of `extract_on_ray` with `--ray`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from durastore_cli.exits import EPILOG
-from durastore_cli.options import SHARE, SIZE, F, bucket_option, given, local_option, needed_place, remote_options
+from durastore_cli.options import (
+    REMOTE_NAMES,
+    SHARE,
+    SIZE,
+    F,
+    bucket_option,
+    given,
+    local_option,
+    needed_place,
+    remote_options,
+)
 from durastore_cli.render import print_json, print_lines
 
 if TYPE_CHECKING:
@@ -25,13 +35,8 @@ __all__ = ["command"]
 
 _SHOWN = 10
 _LEASE_HELP = "Seconds after which a worker that says nothing loses its samples to the others."
-_ENGINE_HELP = "transformers (default: in this process), vllm, sglang, watch."
 _STORE_OPTIONS = (
-    "endpoint_url",
-    "region",
-    "profile",
-    "addressing_style",
-    "ca_bundle",
+    *REMOTE_NAMES,
     "storage_class",
     "sse",
     "kms_key",
@@ -191,6 +196,8 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
     With --workers, the same command started a second time joins: the processes of both share the samples. SIGTERM to a
     worker takes it out, SIGTERM or SIGUSR1 to the command stops all.
     """
+    if options["ray"] is None and (options["num_gpus"] is not None or options["num_cpus"] is not None):
+        raise click.UsageError("--num-gpus and --num-cpus are for the workers of --ray")
     from durastore.extract.entry import extract, refuse_hopeless
 
     local_root = Path(needed_place("local", local))
@@ -198,8 +205,6 @@ def command(input_file: str, *, bucket: str | None, local: str | None, as_json: 
     if options["preflight"]:
         return _show_preflight(request, _budget_of(options), as_json=as_json)
     refuse_hopeless(request, _budget_of(options))
-    if options["ray"] is None and (options["num_gpus"] is not None or options["num_cpus"] is not None):
-        raise click.UsageError("--num-gpus and --num-cpus are for the workers of --ray")
     report = extract(request) if options["ray"] is None else _extract_on_ray(request, options)
     if as_json:
         print_json(report.render())

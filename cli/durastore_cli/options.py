@@ -14,7 +14,7 @@ import click
 from durastore.config import parse_size, resolve_place
 from durastore.errors import ConfigError
 
-__all__ = ["SHARE", "SIZE", "bucket_option", "given", "local_option", "needed_place", "remote_options"]
+__all__ = ["REMOTE_NAMES", "SHARE", "SIZE", "bucket_option", "given", "local_option", "needed_place", "remote_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,6 +66,10 @@ def local_option(command: F) -> F:
     """`--local`; as `bucket_option`."""
     text = "The spool root on a local disk. [env: DURASTORE_LOCAL]"
     return click.option("--local", metavar="DIR", help=text)(command)
+
+
+REMOTE_NAMES = ("endpoint_url", "region", "profile", "addressing_style", "ca_bundle")
+"""The options of `remote_options`, as the library calls them."""
 
 
 def remote_options(command: F) -> F:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from durastore.adopt.inspect import find_fault
 from durastore.clock import Clock
 from durastore.errors import DiskFailed, RootMismatch, StoreMissing
-from durastore.formats.spool_root import PRIVATE_ROOT_NAME, ROOT_MARKER_NAME
+from durastore.formats.spool_root import GOING_NAME, PRIVATE_ROOT_NAME, ROOT_MARKER_NAME
 from durastore.fsio.folder import Folder
 from durastore.fsio.paths import open_parent
 from durastore.fsio.relocate import relocate, relocate_shared
@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # imported where they are used: who only looks at a folder ne
 __all__ = [
     "PRIVATE_NAME",
     "FolderPlace",
+    "check_folder",
     "hold_folder",
     "opened_place",
     "put_aside",
@@ -94,7 +95,7 @@ def hold_folder(path: Path) -> Folder:
 def refuse_private_root(path: Path) -> None:
     """`RootMismatch` where a spool root is the private one of a folder: what it holds belongs to that folder."""
     real = Path(os.path.realpath(path))
-    if real.name == PRIVATE_NAME and (real / "going").exists():
+    if real.name == PRIVATE_NAME and (real / GOING_NAME).exists():
         raise RootMismatch(
             f"{path} is the private folder of {real.parent}",
             hint=f"reconcile --local {real.parent}; nothing was changed",
@@ -163,7 +164,7 @@ def opened_place(folder: Folder, *, clock: Clock, is_any_filesystem_allowed: boo
         stack.callback(root.close)
         spool = Spool.claim_first(root, clock=clock)
         stack.callback(spool.close)
-        going = stack.enter_context(root.folder.ensure_child("going"))
+        going = stack.enter_context(root.folder.ensure_child(GOING_NAME))
         spool.journal.announce_writer()
         place = FolderPlace(folder=folder, root=root, spool=spool, going=going)
         place.check()

@@ -29,10 +29,11 @@ from durastore.model import (
 )
 from durastore.spool.records import PackRecord
 
-__all__ = ["EMPTY_RUN", "HashedFile", "as_listed", "as_pack", "as_row", "file_row"]
+__all__ = ["EMPTY_RUN", "NO_WRITER", "HashedFile", "as_listed", "as_pack", "as_row", "file_row"]
 
 EMPTY_RUN = Run.of({})
-_NO_WRITER = WriterId("0" * 16)
+NO_WRITER = WriterId("0" * 16)
+"""Of an object that no spool wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ def as_pack(file: HashedFile, prefix: str, *, known: Sequence[ObjectKey] = ()) -
         name=file.path.text,
         kind=PackKind.SAFETENSORS,
         state=PackState.SEALED,
-        writer=_NO_WRITER,
+        writer=NO_WRITER,
         seq=0,
         size_bytes=file.identity.size_bytes,
         digest=file.digest,

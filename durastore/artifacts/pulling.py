@@ -13,11 +13,11 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from durastore.adopt.verbatim import file_row
+from durastore.adopt.verbatim import NO_WRITER, file_row
 from durastore.artifacts.lists import fetch_list, find_list, list_snapshots
 from durastore.errors import DurastoreError, InvalidInput, ObjectAbsent
 from durastore.formats.artifact_list import ArtifactFile, ArtifactList, ArtifactName, ListRef, area_of
-from durastore.model import ManifestRow, ObjectFacts, WriterId
+from durastore.model import ManifestRow, ObjectFacts
 from durastore.objectstore.port import ObjectStore
 from durastore.read.landing import FOR_ALL, FailedSample, Landed, Landing
 from durastore.read.pinned import PinnedObject
@@ -25,7 +25,6 @@ from durastore.read.pinned import PinnedObject
 __all__ = ["PullReport", "PullRequest", "Snapshot", "pull", "snapshots"]
 
 _THREADS = 4
-_NO_WRITER = WriterId("0" * 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +135,6 @@ def _row_of(file: ArtifactFile) -> ManifestRow:
         crc64nvme="",
         etag="",
         version_id=None,
-        writer=_NO_WRITER,
+        writer=NO_WRITER,
     )
     return file_row(file.path, facts, time_ns=0)

@@ -43,11 +43,10 @@ from durastore.model import Digest, ObjectKey, SampleId
 from durastore.objectstore.port import ObjectReader, ObjectStore
 from durastore.observe.events import LOGGER, Observer
 from durastore.reconcile.folder_apply import take_back
-from durastore.reconcile.folder_look import STORE_ID
 from durastore.reconcile.remote import check_known_id
 from durastore.reconcile.run import refuse_overlap
 from durastore.reconcile.session import Session, opened_session
-from durastore.spool.records import PackRecord
+from durastore.spool.records import FACT_STORE_ID, PackRecord
 from durastore.verify.verifier import Verifier
 
 __all__ = ["look", "push"]
@@ -132,8 +131,8 @@ class _Push:
         """The bucket is the one that this folder was sent to before, and stays it."""
         session, journal = self._session, self._place.spool.journal
         marker = ensure_marker(session.objects, session.prefix, run=None, clock=session.clock)
-        check_known_id(marker.store_id, journal.get_fact(STORE_ID), what=str(self._place.folder.path))
-        journal.set_fact(STORE_ID, marker.store_id)
+        check_known_id(marker.store_id, journal.get_fact(FACT_STORE_ID), what=str(self._place.folder.path))
+        journal.set_fact(FACT_STORE_ID, marker.store_id)
         verifier = session.verifier(marker.store_id)
         verifier.check_bucket()
         return verifier

@@ -20,7 +20,7 @@ from durastore.artifacts.pushing import look, push
 from durastore.artifacts.request import PushReport, PushRequest
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.config import resolve_options
-from durastore.errors import EndpointUnreachable, NotVerified, SpoolLocked
+from durastore.errors import DurastoreError, EndpointUnreachable, NotVerified, SpoolLocked
 from durastore.extras import ensure_extra
 from durastore.formats.artifact_list import ArtifactList, area_of
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
@@ -223,6 +223,9 @@ class Artifacts:
             except Exception as exc:  # noqa: BLE001 - whatever it is, the loop is told at its next call
                 with self._changed:
                     self._error = exc
+            except BaseException as exc:  # noqa: BLE001 - a library's panic is no `Exception`
+                with self._changed:
+                    self._error = DurastoreError(f"{type(exc).__name__}: {exc}")
             else:
                 with self._changed:
                     self._last = report

@@ -59,10 +59,10 @@ _OPTIONS = (
 class Dataset:
     """All samples of a store as of one moment, in byte order of their ids. Usable as a torch map-style dataset.
 
-    Options are `endpoint_url`, `region`, `profile`, `addressing_style`, `ca_bundle`, `connect_timeout_s` and
-    `read_timeout_s`; credentials come by the standard AWS chain. `snapshot` pins an earlier state: a `Snapshot`, its
-    text, or the id that a dataset printed. `max_requests` bounds the requests of this process at one time. `cache`
-    keeps whole samples on a disk of this node (`docs/training.md`).
+    Options are `endpoint_url`, `region`, `profile`, `addressing_style`, `ca_bundle`, `connect_timeout_s`,
+    `read_timeout_s` and `bucket_owner`; credentials come by the standard AWS chain. `snapshot` pins an earlier state: a
+    `Snapshot`, its text, or the id that a dataset printed. `max_requests` bounds the requests of this process at one
+    time. `cache` keeps whole samples on a disk of this node (`docs/training.md`).
 
     Items are `Sample` values, so a `DataLoader` with batches needs a `collate_fn`. Every byte handed out matched its
     digest. Thread-safe; picklable and usable after fork: each process opens connections of its own.

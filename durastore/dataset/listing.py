@@ -13,11 +13,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from durastore.errors import IntegrityError
-from durastore.formats.segment import VERBATIM_SCHEMA
 from durastore.manifest.fetching import SegmentPart
 from durastore.manifest.presence import fetch_present_snapshot
 from durastore.manifest.view import RANKED, ResolvedView, fetch_view
-from durastore.model import Digest, parse_json
+from durastore.model import VERBATIM_SCHEMA, Digest, parse_json
 from durastore.objectstore.port import ObjectStore
 
 if TYPE_CHECKING:

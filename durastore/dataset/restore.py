@@ -102,7 +102,7 @@ def restore_samples(
     """Write the samples that the manifest lists now into files. Safe to repeat: what is there is checked and kept.
 
     `on_progress(done, of)` is called now and then. Raises `StoreMissing`, `ManifestIncomplete`, `EndpointUnreachable`,
-    `CredentialsRefused`, `DiskFailed`; all else is in the report.
+    `CredentialsRefused`, `BucketMissing`, `DiskFailed`; all else is in the report.
     """
     snapshot = fetch_present_snapshot(store, prefix)
     view = fetch_view(store, snapshot, part=part_of(request.ids))

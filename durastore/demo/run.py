@@ -49,7 +49,6 @@ class DemoOptions:
     bucket: str | None = None
     """A bucket of the user's own instead of the embedded server."""
     endpoint_url: str | None = None
-    is_progress_shown: bool = True
     handles_signals: bool = True
 
 
@@ -117,11 +116,10 @@ def _credentials(server: SeaweedServer) -> Iterator[None]:
 
 
 def _overrides(endpoint_url: str | None) -> OptionOverrides:
-    overrides = OptionOverrides(
-        reclaim="eager", settle_s=_SETTLE_S, seal_age_s=3.0, pack_target_bytes=8 << 20, addressing_style="path"
-    )
+    overrides = OptionOverrides(reclaim="eager", settle_s=_SETTLE_S, seal_age_s=3.0, pack_target_bytes=8 << 20)
     if endpoint_url is not None:
         overrides["endpoint_url"] = endpoint_url
+        overrides["addressing_style"] = "path"
     return overrides
 
 
@@ -136,7 +134,7 @@ def _request(
         local=prompts.parent / "spool",
         options=overrides,
         limits=RunnerLimits(batch_tokens=1024),
-        is_progress_shown=options.is_progress_shown,
+        is_progress_shown=True,
         handles_signals=options.handles_signals,
     )
 

@@ -40,6 +40,7 @@ START_LIMIT_S = 60.0
 STOP_GRACE_S = 2.0
 LOCK_PATIENCE_S = 2.0
 _ATTEMPTS = 3
+_TAIL_BYTES = 2_000
 _GRPC_OFFSET = 10_000  # where weed puts each listener's gRPC twin
 _PORTS = range(12_000, 22_000)  # both these and their twins lie below the kernel's ephemeral range
 
@@ -115,6 +116,7 @@ class SeaweedServer:
         if port is not None and not _is_free(port):
             raise ConfigError(f"port {port} (or {port + _GRPC_OFFSET}, which goes with it) is in use on {HOST}")
         lock_fd = _lock(folder)
+        server: SeaweedServer | None = None
         try:
             identity = _ensure_identity(folder)
             for attempt in range(1, _ATTEMPTS + 1):
@@ -130,6 +132,8 @@ class SeaweedServer:
                     break
             raise EndpointUnreachable(f"the S3 server on {folder} did not come up; its log ends:\n{_tail(log)}")
         except BaseException:  # no server, no lock: also after Ctrl-C
+            if server is not None:
+                server._end_process()
             os.close(lock_fd)
             raise
 
@@ -342,10 +346,10 @@ def _has_volume_server(master_port: int) -> bool:
         connection.close()
 
 
-def _tail(log: Path, *, limit_bytes: int = 2000) -> str:
+def _tail(log: Path) -> str:
     try:
         with log.open("rb") as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - limit_bytes))
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - _TAIL_BYTES))
             return stream.read().decode(errors="replace")
     except OSError as exc:
         return f"(unreadable: {exc.strerror})"

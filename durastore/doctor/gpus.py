@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from durastore.doctor.processes import ProcessLook, family_of, listeners, look_at_process
+from durastore.doctor.processes import ProcessLook, family_of, listeners_at, look_at_process
 from durastore.doctor.request import Examination
 from durastore.doctor.stages import Verdict
 from durastore.fsio.lock import holders
@@ -97,8 +96,7 @@ def _own_pids(seen: Examination) -> set[int]:
     for lock in sorted(seen.request.local.glob("w-*/lock")):
         pids |= set(holders(lock))
     if seen.request.server is not None:
-        parts = urlsplit(seen.request.server)
-        pids |= listeners(parts.port or (443 if parts.scheme == "https" else 80))
+        pids |= listeners_at(seen.request.server)
     return pids
 
 

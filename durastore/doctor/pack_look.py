@@ -18,17 +18,19 @@ from durastore.clock import Clock
 from durastore.doctor.hashed import HashedPacks
 from durastore.doctor.request import LocalSample
 from durastore.errors import FormatUnsupported, IntegrityError, SpoolUnreadable
+from durastore.formats.spool_root import LOCK_NAME, PACKS_NAME, QUARANTINE_NAME
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity, identify
 from durastore.fsio.lock import FlockedFile, holders
+from durastore.fsio.rate import RateLimit
 from durastore.model import PackState
-from durastore.reconcile.hashing import RateLimit, hash_files
+from durastore.reconcile.hashing import hash_files
 from durastore.spool.journal_db import connect, failed_marker, is_empty
 from durastore.spool.journal_errors import SQLITE_ERRORS
 from durastore.spool.journal_file import newest_journal
 from durastore.spool.journal_rows import load_entries, load_packs
 from durastore.spool.pack_bytes import read_exact, sample_fault
-from durastore.spool.records import UNMANIFESTED, PackRecord
+from durastore.spool.records import FACT_STORE_ID, UNMANIFESTED, PackRecord
 
 __all__ = ["PackFault", "SpoolExam", "examine_spool"]
 
@@ -80,8 +82,8 @@ def examine_spool(root: Folder, name: str, *, notes: HashedPacks, clock: Clock) 
     """Look at one spool. `SpoolUnreadable`, OSError where its folders do not answer."""
     exam = SpoolExam(name=name)
     with root.child(name) as folder:
-        lock = FlockedFile.try_lock(folder, "lock") if folder.has("lock") else None
-        if lock is None and folder.has("lock"):
+        lock = FlockedFile.try_lock(folder, LOCK_NAME) if folder.has(LOCK_NAME) else None
+        if lock is None and folder.has(LOCK_NAME):
             exam.held_by = _holders(folder)
             return exam
         try:
@@ -94,7 +96,7 @@ def examine_spool(root: Folder, name: str, *, notes: HashedPacks, clock: Clock) 
 
 def _holders(folder: Folder) -> tuple[int, ...]:
     try:
-        return tuple(holders(folder.path / "lock"))
+        return tuple(holders(folder.path / LOCK_NAME))
     except OSError:
         return ()
 
@@ -111,14 +113,14 @@ class _Examiner:
     def run(self) -> None:
         """Fill in the exam. A journal that cannot be read is its problem; OSError where the folders cannot be."""
         exam = self._exam
-        exam.quarantined = len(_names(self._folder, "quarantine"))
+        exam.quarantined = len(_names(self._folder, QUARANTINE_NAME))
         try:
             with _opened_journal(self._folder) as conn:
                 if conn is None or is_empty(conn):
-                    exam.strangers = _names(self._folder, "packs")
+                    exam.strangers = _names(self._folder, PACKS_NAME)
                     return
                 facts = dict(conn.execute("SELECT name, value FROM facts").fetchall())
-                exam.store_id = facts.get("store_id")
+                exam.store_id = facts.get(FACT_STORE_ID)
                 self._examine(conn)
         except (SpoolUnreadable, IntegrityError, FormatUnsupported) as exc:
             exam.problem = exc.message
@@ -128,8 +130,8 @@ class _Examiner:
         records = load_packs(conn, _WITH_FILE)
         exam.packs = len(records)
         known = {record.name for record in records}
-        exam.strangers = [name for name in _names(self._folder, "packs") if name not in known]
-        with self._folder.child("packs") as packs:  # made with the journal
+        exam.strangers = [name for name in _names(self._folder, PACKS_NAME) if name not in known]
+        with self._folder.child(PACKS_NAME) as packs:  # made with the journal
             reasons = self._reasons(packs, records, conn=conn)
         for record in records:
             if record.name in reasons:

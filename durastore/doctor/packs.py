@@ -18,12 +18,12 @@ from durastore.doctor.stages import Status, Verdict
 from durastore.errors import SpoolLocked
 from durastore.model import PackState
 from durastore.spool.look import spool_names
+from durastore.spool.records import FACT_PREFIX
 from durastore.spool.spool import Spool, claim_idle_siblings
 
 __all__ = ["look_at_packs"]
 
 _SHOWN = 20
-_PREFIX = "prefix"
 
 
 def look_at_packs(seen: Examination) -> Verdict:
@@ -136,7 +136,7 @@ def _settle(seen: Examination, exams: Sequence[SpoolExam]) -> Iterator[str]:
 
 
 def _settle_spool(spool: Spool, damaged: list[str], *, prefix: str) -> Iterator[str]:
-    known = spool.journal.get_fact(_PREFIX)
+    known = spool.journal.get_fact(FACT_PREFIX)
     spool.bind(known if known is not None else prefix)
     for line in spool.recover().lines():
         yield f"{spool.path.name}: {line}"

@@ -10,8 +10,9 @@ import pwd
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-__all__ = ["ProcessLook", "family_of", "listeners", "look_at_process", "started_s"]
+__all__ = ["ProcessLook", "family_of", "listeners_at", "look_at_process", "started_s"]
 
 _PROC = Path("/proc")
 _LISTEN = "0A"
@@ -106,8 +107,12 @@ def started_s(pid: int, *, now_s: float, boottime_s: float) -> float | None:
     return now_s - boottime_s + int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def listeners(port: int) -> set[int]:
-    """Processes of this network namespace that listen on a TCP port, as far as their open files can be seen."""
+def listeners_at(url: str) -> set[int]:
+    """Processes of this network namespace that listen on the TCP port of an `http(s)` URL, as far as their open files
+    can be seen.
+    """
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
     inodes = {inode for name in ("tcp", "tcp6") for inode in _listening(name, port)}
     return {pid for pid in _all_pids() if inodes and _has_socket(pid, inodes)}
 

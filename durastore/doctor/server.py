@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from durastore.doctor.processes import listeners, started_s
+from durastore.doctor.processes import listeners_at, started_s
 from durastore.doctor.request import Examination
 from durastore.doctor.server_protocols import Answer, ExtractionServer, Ids, identify_server
 from durastore.doctor.stages import Verdict
@@ -121,13 +121,12 @@ def _hidden_size(run: dict[str, Any]) -> int | None:
 
 def _started(url: str, seen: Examination) -> float | None:
     """When the process that listens there began, if it is one of this machine that can be seen."""
-    parts = urlsplit(url)
-    if not _is_here(parts.hostname or ""):
+    if not _is_here(urlsplit(url).hostname or ""):
         return None
     now = seen.clock.stamp()
     found = [
         begun
-        for pid in listeners(parts.port or (443 if parts.scheme == "https" else 80))
+        for pid in listeners_at(url)
         if (begun := started_s(pid, now_s=now.wall_ns / 1e9, boottime_s=now.boottime_ns / 1e9)) is not None
     ]
     return min(found, default=None)

@@ -52,6 +52,8 @@ class _Member:
     order: WorkerOrder
     process: SpawnProcess
     answer: Connection
+    end: WorkerEnd | None = None
+    """Its last word, once it came."""
 
 
 @dataclass(slots=True)
@@ -75,8 +77,14 @@ class _Crew:
         self.members.append(_Member(order, process, answer))
 
     def look_after(self) -> None:
-        """Wait a moment, then see to those that ended."""
-        wait([member.process.sentinel for member in self.members], _POLL_S)
+        """Wait a moment, hear who says how it ended, then see to those that are gone. A worker that says more than a
+        pipe holds ends only once it was heard.
+        """
+        talking = [member.answer for member in self.members if not member.answer.closed]
+        wait([*talking, *(member.process.sentinel for member in self.members)], _POLL_S)
+        for member in self.members:
+            if not member.answer.closed and member.answer.poll():
+                member.end = _answer_of(member.answer)
         ended = [member for member in self.members if not member.process.is_alive()]
         self.members = [member for member in self.members if member not in ended]
         for member in ended:
@@ -84,7 +92,7 @@ class _Crew:
 
     def _see_off(self, member: _Member) -> None:
         member.process.join()
-        end = _answer_of(member.answer)
+        end = member.end if member.answer.closed else _answer_of(member.answer)
         if end is not None:
             self.ends.append(end)
             self.error = self.error or end.error

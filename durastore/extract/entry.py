@@ -6,7 +6,6 @@ Duty: one process by itself, or a crew; the launcher's part of the input and its
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 
 from durastore.config import resolve_options
@@ -47,12 +46,12 @@ def refuse_hopeless(request: ExtractRequest, budget: Budget) -> None:
         raise ConfigError("; ".join(found.refusals), hint="`durastore extract --preflight` shows the whole estimate")
 
 
-def with_shard(request: ExtractRequest, text: str | None, *, environ: Mapping[str, str] = os.environ) -> ExtractRequest:
+def with_shard(request: ExtractRequest, text: str | None) -> ExtractRequest:
     """The request for the part of the input that `text` names, else for the launcher's, with the launcher's GPU."""
     if text is not None:
         return replace(request, shard=parse_shard(text))
-    shard = shard_of_environment(environ)
-    rank = next((environ[name] for name in _LOCAL_RANKS if environ.get(name, "").isdecimal()), None)
+    shard = shard_of_environment(os.environ)
+    rank = next((os.environ[name] for name in _LOCAL_RANKS if os.environ.get(name, "").isdecimal()), None)
     if shard.count == 1 or rank is None or request.workers is not None:
         return replace(request, shard=shard)
     return replace(request, shard=shard, settings=replace(request.settings, slot=int(rank)))

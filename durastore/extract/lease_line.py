@@ -151,8 +151,8 @@ class LeaseLine:
     # --- the side that asks ------------------------------------------------------------------------------------------
 
     def exchange(self, given: Given, *, wait_s: float) -> Told:
-        """Hand on what is given, and what the worker told since; waits at most so long for a request, an end, or
-        a stored sample.
+        """Hand on what is given, and what the worker told since; waits at most so long for a request, an end, or a
+        stored sample.
 
         Safe to repeat with the same question: the answer is the same.
         """

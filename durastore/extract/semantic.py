@@ -39,6 +39,7 @@ class LayerNorms:
     """Over samples: the median root mean square of a token's state, in powers of two."""
 
     layer: int
+    """Its place among the stored ones, from 0, as in the second dimension of the states."""
     samples: int
     mean: float
     spread: float
@@ -52,6 +53,7 @@ class NormOutlier:
     sample_id: str
     line: int
     layer: int
+    """As in `LayerNorms`."""
     value: float
     usual: float
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import ConfigError, InventoryIncomplete, StoreMissing
+from durastore.formats.spool_root import LOCK_NAME
 from durastore.fsio.lock import holders
 
 __all__ = ["StopOutcome", "StopReport", "StoppedProcess", "stop"]
@@ -68,7 +69,7 @@ def stop(local_root: Path, grace_s: float = 60.0, *, clock: Clock = SYSTEM_CLOCK
     outcomes: dict[int, StopOutcome] = {}
     try:
         for pid in sorted(found):
-            fd = _signalled(pid, [local_root / name / "lock" for name in found[pid]])
+            fd = _signalled(pid, [local_root / name / LOCK_NAME for name in found[pid]])
             if isinstance(fd, StopOutcome):
                 outcomes[pid] = fd
             else:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from durastore.codec.staging import Staged, Staging, TorchCuda, is_on_cuda
-from durastore.errors import EngineFailed, InvalidInput
+from durastore.errors import DurastoreError, EngineFailed, InvalidInput
 from durastore.extract.engine import Extracted
 from durastore.extract.ports import SampleStore
 from durastore.extract.rows import RowFailure, TokenRow
@@ -125,6 +125,8 @@ class StoreWriter:
             self._store.flush()
         except Exception as exc:  # noqa: BLE001 - handed to the runner, which stops and reports it
             error = exc
+        except BaseException as exc:  # noqa: BLE001 - a library's panic is no `Exception`; the runner waits for an end
+            error = DurastoreError(f"{type(exc).__name__}: {exc}")
         with self._changed:
             self._error = error
             left = list(self._queue)

@@ -6,11 +6,9 @@ Duty: read a run's text strictly, keeping it byte for byte (its digest is of tho
 from __future__ import annotations
 
 from durastore.errors import IntegrityError
-from durastore.model import Digest, Run, parse_json
+from durastore.model import MAX_RUN_BYTES, Digest, Run, parse_json
 
-__all__ = ["MAX_RUN_BYTES", "parse_run"]
-
-MAX_RUN_BYTES = 262_144
+__all__ = ["parse_run"]
 
 
 def parse_run(text: bytes | str) -> Run:

@@ -35,7 +35,6 @@ __all__ = [
     "COLUMNS",
     "MAX_SEGMENT_ROWS",
     "SEGMENT_FORMAT",
-    "VERBATIM_SCHEMA",
     "SegmentContent",
     "arrow_schema",
     "parse_segment",
@@ -51,8 +50,6 @@ __all__ = [
 ]
 
 SEGMENT_FORMAT = "1"
-VERBATIM_SCHEMA = '"verbatim"'
-"""Schema of a row whose object is a file that is kept as it was: its digest is the file's, it has no header."""
 MAX_SEGMENT_ROWS = 1 << 31
 _MAX_ROWS_A_BYTE = 8
 """Far more than distinct ids and digests compress to: repeated values alone could claim 2^31 rows in a few bytes."""

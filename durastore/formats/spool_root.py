@@ -13,10 +13,15 @@ from durastore.errors import FormatUnsupported, IntegrityError
 from durastore.model import parse_json, render_json
 
 __all__ = [
+    "BALLAST_NAME",
     "EXPORT_RECORD_NAME",
+    "GOING_NAME",
     "INCOMING_NAME",
+    "LOCK_NAME",
     "MOVED_NAME",
+    "PACKS_NAME",
     "PRIVATE_ROOT_NAME",
+    "QUARANTINE_NAME",
     "ROOT_MARKER_NAME",
     "RootRecord",
     "is_spool_content",
@@ -35,9 +40,13 @@ EXPORT_RECORD_NAME = ".durastore-export"
 """The folder in a folder of exported files that records which file was made of which sample; no file of the user's."""
 INCOMING_NAME = "MIGRATING-FROM"
 """A file of this name in a root says that `durastore migrate` is filling it; such a root is not used yet."""
+LOCK_NAME, BALLAST_NAME, PACKS_NAME, QUARANTINE_NAME = "lock", "ballast", "packs", "quarantine"
+"""What lies in a spool, beside its journal and status files."""
+GOING_NAME = "going"
+"""The folder of a private root, or of a migration's source, that holds what is about to be freed."""
 _FORMAT = 1
 _SPOOL = re.compile(r"w-([0-9]{2,6})")
-_IN_SPOOL = re.compile(r"packs|lock|journal-.*\.sqlite")
+_IN_SPOOL = re.compile(rf"{PACKS_NAME}|{LOCK_NAME}|journal-.*\.sqlite")
 
 
 def render_spool_name(number: int) -> str:

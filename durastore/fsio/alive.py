@@ -10,14 +10,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import struct
 from pathlib import Path
 
 from durastore.errors import ConfigError, DiskFailed
+from durastore.fsio.lock import FLOCK
 
 __all__ = ["PresenceFile"]
-
-_FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
 class PresenceFile:
@@ -35,7 +33,7 @@ class PresenceFile:
     def hold(self, number: int) -> None:
         """Lock byte `number` until `close` or the end of the process. `ConfigError` if another holds it."""
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
         except OSError as exc:
             if exc.errno in (errno.EAGAIN, errno.EACCES):
                 raise ConfigError(f"byte {number} of {self.path} is held by another process") from exc
@@ -43,12 +41,12 @@ class PresenceFile:
 
     def is_held(self, number: int) -> bool:
         """True if a living process other than this file's holder has the byte locked."""
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0)
+        asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0)
         try:
             answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked)
         except OSError as exc:
             raise DiskFailed(f"looking at the locks of {self.path}: {exc.strerror}", errno=exc.errno) from exc
-        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+        return bool(FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
     def close(self) -> None:
         """Let go of the bytes. Safe to repeat."""

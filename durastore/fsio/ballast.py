@@ -12,7 +12,7 @@ import stat as stat_module
 import threading
 from contextlib import suppress
 
-from durastore.errors import DiskFailed
+from durastore.errors import NO_ROOM, DiskFailed
 from durastore.fsio.folder import Folder
 from durastore.fsio.space import free_bytes
 from durastore.fsio.sys import SYS
@@ -22,7 +22,6 @@ __all__ = ["Ballast"]
 _BLOCK_BYTES = 1 << 20
 _ZEROS = bytes(_BLOCK_BYTES)
 _SCARCE_SHARE = 4
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Ballast:
@@ -58,7 +57,7 @@ class Ballast:
                 if not self.is_wanted:
                     self._allocate()
             except OSError as exc:
-                self.is_wanted = exc.errno in _FULL
+                self.is_wanted = exc.errno in NO_ROOM
                 if self.is_wanted:
                     with suppress(OSError):
                         self._drop()  # half of it would hold space and serve nobody
@@ -74,7 +73,7 @@ class Ballast:
             try:
                 return self._drop()
             except OSError as exc:
-                if exc.errno in _FULL:
+                if exc.errno in NO_ROOM:
                     return False
                 raise DiskFailed(
                     f"releasing {self._folder.path / self._name}: {exc.strerror}", errno=exc.errno

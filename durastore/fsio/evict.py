@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from durastore.clock import Clock
-from durastore.errors import ConfigError, DiskFailed, SpoolUnreadable
+from durastore.errors import NO_ROOM, ConfigError, DiskFailed, SpoolUnreadable
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import TEMP_PREFIX, publish, write_all
 from durastore.fsio.space import disk_bytes
@@ -33,7 +33,7 @@ _SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55"  # of the Cache Direc
 _LEDGER = "ledger"
 _LEDGER_BYTES = 21
 _OWN = frozenset({CACHE_MARKER_NAME, _LEDGER})
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NOT_KEPT = {*NO_ROOM, errno.EFBIG}
 _LOOK_AGAIN_S = 60.0
 _LOOK_SHARE = 100
 """A full count takes at most one part in so many of the time."""
@@ -102,7 +102,7 @@ class CacheFolder:
                     self._settle(folder, temp, fd=fd, is_kept=is_kept)
                 return is_kept
         except OSError as exc:
-            if exc.errno in _NO_ROOM:
+            if exc.errno in _NOT_KEPT:
                 return False
             raise DiskFailed(f"cache {self.path}: {exc.strerror or exc}", errno=exc.errno) from exc
 

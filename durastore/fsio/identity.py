@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["FileIdentity", "identify", "identity_of"]
 
@@ -27,6 +27,18 @@ class FileIdentity:
         """
         is_coarse = self.ctime_ns % _SECOND_NS == 0
         return not is_coarse or now_ns - max(self.mtime_ns, self.ctime_ns) >= _COARSEST_NS
+
+    def is_same_inode(self, other: FileIdentity) -> bool:
+        """One file, whatever happened to it in between."""
+        return (self.dev, self.inode) == (other.dev, other.inode)
+
+    def is_same_renamed(self, then: FileIdentity) -> bool:
+        """Unchanged but for the change time, which giving the file another name sets anew."""
+        return self == replace(then, ctime_ns=self.ctime_ns)
+
+    def is_same_remounted(self, then: FileIdentity) -> bool:
+        """Unchanged but for the device number: a reboot may change that, and leaves the times of an inode."""
+        return self == replace(then, dev=self.dev)
 
     def render(self) -> str:
         return f"{self.dev}:{self.inode}:{self.size_bytes}:{self.mtime_ns}:{self.ctime_ns}"

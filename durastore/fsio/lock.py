@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import struct
 from pathlib import Path
 
 from durastore.errors import DiskFailed
@@ -15,7 +16,10 @@ from durastore.fsio.folder import Folder
 from durastore.fsio.publish import write_all
 from durastore.fsio.sys import SYS
 
-__all__ = ["FlockedFile", "holders"]
+__all__ = ["FLOCK", "FlockedFile", "holders"]
+
+FLOCK = struct.Struct("hhqqi4x")
+"""`struct flock` of 64-bit Linux: type, whence, start, length, and a process id that is 0 for locks of open files."""
 
 
 class FlockedFile:
@@ -37,12 +41,13 @@ class FlockedFile:
         except OSError as exc:
             raise DiskFailed(f"opening lock {path}: {exc.strerror}", errno=exc.errno) from exc
         try:
-            SYS.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
+            is_ours = _flocked(fd, fcntl.LOCK_EX, path=path)
+        except BaseException:
             SYS.close(fd)
-            if exc.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                return None
-            raise DiskFailed(f"locking {path}: {exc.strerror}", errno=exc.errno) from exc
+            raise
+        if not is_ours:
+            SYS.close(fd)
+            return None
         return cls(fd, path)
 
     @classmethod

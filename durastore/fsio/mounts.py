@@ -1,18 +1,47 @@
-"""Where a directory lies on its file system, whatever path led to it.
+"""The kernel's table of mounts, and where a directory lies on its file system, whatever path led to it.
 
-Duty: see through bind mounts, by the kernel's own table. Where that cannot be read nothing is claimed.
+Duty: read the table, and see through bind mounts by it. Where it cannot be read nothing is claimed.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["DiskPlace", "disk_place"]
+__all__ = ["DiskPlace", "Mount", "disk_place", "load_mounts"]
 
 _TABLE = Path("/proc/self/mountinfo")
 _OCTAL = re.compile(rb"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """One line of the table. Names in it are bytes: what is no UTF-8 is in surrogates, as in every `Path`."""
+
+    device: str
+    """`<major>:<minor>`."""
+    root: PurePosixPath
+    """What of the file system is shown."""
+    point: PurePosixPath
+    """Where."""
+    type_name: str
+
+
+def load_mounts() -> list[Mount]:
+    """All mounts, in the table's order: a later one hides an earlier one at the same point. OSError where the kernel
+    does not tell.
+    """
+    found = []
+    for line in _TABLE.read_bytes().split(b"\n"):
+        place, _, kind = line.partition(b" - ")
+        fields, type_name = place.split(b" "), kind.partition(b" ")[0]
+        if len(fields) < 5 or not type_name:
+            continue
+        root, point = (PurePosixPath(_text(field)) for field in fields[3:5])
+        found.append(Mount(device=_text(fields[2]), root=root, point=point, type_name=_text(type_name)))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +59,16 @@ class DiskPlace:
 def disk_place(real: Path) -> DiskPlace | None:
     """Of an absolute path without links. None where the kernel does not tell."""
     try:
-        lines = _TABLE.read_bytes().splitlines()
+        mounts = load_mounts()
     except OSError:
         return None
-    found: tuple[int, DiskPlace] | None = None
-    for line in lines:
-        fields = line.split(b" ")
-        if len(fields) < 5:
-            continue
-        root, point = (PurePosixPath(_text(field)) for field in fields[3:5])
-        if not PurePosixPath(real).is_relative_to(point):
-            continue
-        depth = len(point.parts)
-        # a later line hides an earlier mount at the same point, so >= on ties
-        if found is None or depth >= found[0]:
-            found = depth, DiskPlace(fields[2].decode("ascii"), root / PurePosixPath(real).relative_to(point))
-    return found[1] if found is not None else None
+    above = [mount for mount in mounts if PurePosixPath(real).is_relative_to(mount.point)]
+    # a later line hides an earlier mount at the same point: of the deepest the last
+    mount = max(reversed(above), key=lambda each: len(each.point.parts), default=None)
+    if mount is None:
+        return None
+    return DiskPlace(mount.device, mount.root / PurePosixPath(real).relative_to(mount.point))
 
 
 def _text(field: bytes) -> str:
-    return _OCTAL.sub(lambda match: bytes([int(match[1], 8)]), field).decode("utf-8", "surrogateescape")
+    return os.fsdecode(_OCTAL.sub(lambda match: bytes([int(match[1], 8)]), field))

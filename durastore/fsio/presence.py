@@ -12,7 +12,6 @@ import errno
 import fcntl
 import os
 import stat as stat_module
-import struct
 import threading
 import weakref
 from collections.abc import Mapping
@@ -21,13 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from durastore.fsio.folder import Folder
+from durastore.fsio.lock import FLOCK
 from durastore.fsio.sys import SYS
 
 __all__ = ["Presence", "Standing", "open_runtime_folder"]
 
 _PLACES = 4096
-_FLOCK = struct.Struct("hhqqi4x")
-"""Linux's `struct flock`: type, whence, start, length, and a process id that has to be 0 for these commands."""
 _SHARED_TMP = Path("/tmp")  # noqa: S108 - the folder made in it is checked; $TMPDIR often differs from job to job
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 
@@ -45,10 +43,9 @@ class Standing:
 class Presence:
     """A place taken in the file `name`, until `close` or the end of the process. Not thread-safe."""
 
-    def __init__(self, name: str, *, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, name: str) -> None:
         """Take one. OSError where that cannot be done: no private folder, no such locks, or no place left."""
         self._name = name
-        self._environ = os.environ if environ is None else environ
         self._fd = -1
         self._folder: Folder | None = None
         self._place = 0
@@ -88,7 +85,7 @@ class Presence:
     def _take(self) -> None:
         if not hasattr(fcntl, "F_OFD_SETLK"):
             raise OSError(errno.ENOSYS, "this system has no locks of open file descriptions")
-        folder = open_runtime_folder(self._environ)
+        folder = open_runtime_folder(os.environ)
         try:
             fd = _open_own(folder, self._name)
         except BaseException:
@@ -176,7 +173,7 @@ def _lock_first_free(fd: int) -> int:
 
 
 def _ofd(fd: int, kind: int, *, start: int, length: int) -> None:
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
 
 
 def _taken(fd: int) -> list[int]:
@@ -187,8 +184,8 @@ def _taken(fd: int) -> list[int]:
         start, end = ranges.pop()
         if start >= end:
             continue
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
-        kind, _, at, length, _ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+        asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
+        kind, _, at, length, _ = FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
         if kind == fcntl.F_UNLCK:
             continue
         first, last = max(at, start), end if length == 0 else min(at + length, end)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from durastore.errors import DiskFailed
+from durastore.fsio.mounts import load_mounts
 
 __all__ = ["Filesystem", "are_apart", "are_one_domain", "disk_bytes", "filesystem_of", "free_bytes"]
 
@@ -95,24 +96,14 @@ def are_apart(one: int, other: int) -> bool:
 def _type_of(real: Path, st_dev: int) -> str:
     """Of the mount that holds the path: the device number decides, the longest mount point above it breaks ties."""
     try:
-        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        mounts = load_mounts()
     except OSError:
         return "unknown"
     want = f"{os.major(st_dev)}:{os.minor(st_dev)}"
-    best = (False, -1, "unknown")
-    for line in lines:
-        left, _, right = line.partition(" - ")
-        fields, types = left.split(), right.split()
-        if len(fields) < 5 or not types:
-            continue
-        mount_point = fields[4].encode("latin-1", "surrogateescape").decode("unicode_escape", "replace")
-        if mount_point != "/" and not (str(real) + "/").startswith(mount_point.rstrip("/") + "/"):
-            continue
-        # a later line hides an earlier mount at the same point, so >= on ties
-        rank = (fields[2] == want, len(mount_point))
-        if rank >= best[:2]:
-            best = (*rank, types[0])
-    return best[2]
+    above = [mount for mount in mounts if real.is_relative_to(mount.point)]
+    # a later line hides an earlier mount at the same point: of equal ones the last
+    best = max(reversed(above), key=lambda mount: (mount.device == want, len(mount.point.parts)), default=None)
+    return best.type_name if best is not None else "unknown"
 
 
 def _own_uuid(real: Path) -> str | None:

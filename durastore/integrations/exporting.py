@@ -13,10 +13,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from durastore.adopt.foreign_formats.containers import parse_foreign
-from durastore.adopt.foreign_formats.contents import Array, Unparsed
+from durastore.adopt.foreign_formats.contents import Array, ForeignContents, Unparsed
 from durastore.adopt.known import load_known
 from durastore.adopt.ledger import HashedEntry, mark_of, save_ledger
 from durastore.dataset.restore import part_of, rows_in_batches
@@ -39,9 +37,8 @@ from durastore.read.landing import FOR_ALL, FailedSample, OpenedPlace, require_s
 from durastore.read.pinned import PinnedObject
 from durastore.read.sample import Wanted, read_checked
 
-__all__ = ["RECORD_NAME", "ExportReport", "ExportRequest", "export_samples"]
+__all__ = ["ExportReport", "ExportRequest", "export_samples"]
 
-RECORD_NAME = EXPORT_RECORD_NAME
 
 _BATCH = 64
 _THREADS = 4
@@ -262,7 +259,7 @@ class _Target:
             return closing(cls(out, None))
         try:
             with Folder.create(out) as folder:
-                return closing(cls(out, folder.ensure_child(RECORD_NAME)))
+                return closing(cls(out, folder.ensure_child(EXPORT_RECORD_NAME)))
         except OSError as exc:
             raise DiskFailed(f"making {out}: {exc.strerror or exc}", errno=exc.errno) from exc
 
@@ -311,13 +308,4 @@ def _holds(folder: Folder, name: str, *, arrays: Mapping[str, Array]) -> bool:
         found = parse_foreign(data, path=name)
     except (OSError, SpoolUnreadable, Unparsed):
         return False
-    return (
-        found.arrays.keys() == arrays.keys()
-        and not found.values
-        and all(
-            found.arrays[key].dtype == array.dtype
-            and found.arrays[key].shape == array.shape
-            and np.array_equal(found.arrays[key].reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8))
-            for key, array in arrays.items()
-        )
-    )
+    return found.is_same_as(ForeignContents(arrays=arrays))

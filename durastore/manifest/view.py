@@ -63,14 +63,13 @@ def fetch_partial_view(
     reader: ObjectReader,
     listing: ManifestListing,
     *,
-    max_requests: int = 16,
     part: SegmentPart | None = None,
 ) -> tuple[ResolvedView, tuple[UnreadableSegment, ...]]:
     """What a manifest with gaps or damage still says, and the segments that say nothing.
 
     For rebuilding and scrubs only: its rows are sound but not all there are, so it must never be served as a dataset.
     """
-    fetched = fetch_segments(reader, listing.prefix, refs=listing.segments, max_requests=max_requests, part=part)
+    fetched = fetch_segments(reader, listing.prefix, refs=listing.segments, part=part)
     return ResolvedView(segments_id(listing.segments), fetched), fetched.unreadable
 
 

@@ -10,12 +10,12 @@ import errno
 import os
 import resource
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from durastore.errors import DiskFailed, RootMismatch, SpoolUnreadable
+from durastore.errors import NO_ROOM, DiskFailed, RootMismatch, SpoolUnreadable
 from durastore.fsio.cache import drop_cached, read_ahead
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import identify
@@ -38,11 +38,18 @@ _BATCH_FILES = 128
 _BATCH_BYTES = 32 << 20
 _BATCH_FOLDERS = 16
 _SPARE_FILES = 128
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class TargetFailed(Exception):
     """Writing failed; the cause is an OSError of the target's side."""
+
+
+@contextmanager
+def _of_target() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise TargetFailed(str(exc)) from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +208,7 @@ class _Unit:
 
     def _written(self, item: Item) -> _Written | None:
         """The copy, written and unnamed; None if the file failed. `StopCopying` if no other can do better."""
-        path, file = item.file.path, item.file
+        path = item.file.path
         try:
             target = self._folder(item, is_target=True)
         except OSError as exc:
@@ -216,11 +223,10 @@ class _Unit:
             return None
         try:
             read = self._read_into(temp, item)
-            set_file_meta(temp.fd, file.meta)
         except TargetFailed as exc:
             cause = exc.__cause__
             assert isinstance(cause, OSError)
-            if cause.errno in _FULL:
+            if cause.errno in NO_ROOM:
                 raise StopCopying.of(cause) from exc  # case B115
             self._outcome.fail(path, f"cannot be written: {cause.strerror or cause}")
         except SourceChanged as exc:
@@ -232,17 +238,20 @@ class _Unit:
         return None
 
     def _read_into(self, temp: TempFile, item: Item) -> SourceRead:
+        """Bytes, mode and times; `TargetFailed` where it is not the source that fails."""
+
         def take(block: memoryview) -> None:
-            try:
+            with _of_target():
                 write_all(temp.fd, [block])
-            except OSError as exc:
-                raise TargetFailed(str(exc)) from exc
 
         source = self._folder(item, is_target=False)
         name = item.file.path.rpartition("/")[2]
-        return read_source(
-            source, name, expect=item.file.identity, formats=self._tools.formats, sink=(take, self._tools.pace)
+        read = read_source(
+            source, name, expect=item.file.identity, formats=self._tools.formats, sink=(take, self._tools.rate)
         )
+        with _of_target():
+            set_file_meta(temp.fd, item.file.meta)
+        return read
 
     def _named(self, each: _Written) -> Proven | None:
         """Read back, compared, named (M1); None if the file failed."""
@@ -263,7 +272,7 @@ class _Unit:
             self._outcome.fail(path, "a file of this name came up in the destination meanwhile")
             return None
         except OSError as exc:
-            if exc.errno in _FULL:
+            if exc.errno in NO_ROOM:
                 raise StopCopying.of(exc) from exc
             self._outcome.fail(path, f"cannot be named: {exc.strerror or exc}")  # case B12
             return None

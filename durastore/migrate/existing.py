@@ -42,7 +42,7 @@ def settle_existing(tools: CopyTools, item: Item, *, folders: tuple[Folder, Fold
         outcome.fail(path, "the destination has something of this name that is no regular file")
         return True
     ours = item.file.identity
-    if (there.dev, there.inode) == (ours.dev, ours.inode):
+    if there.is_same_inode(ours):
         outcome.fail(path, "the destination's file is the source itself, by another name")  # cases B09, B11
         return True
     known = tools.known.get(path)
@@ -50,7 +50,7 @@ def settle_existing(tools: CopyTools, item: Item, *, folders: tuple[Folder, Fold
     if proven is not None:
         outcome.find(proven)
         return True
-    is_recorded = known is not None and _is_same(known.copied.target, there)
+    is_recorded = known is not None and there.is_same_remounted(known.copied.target)
     is_made_by_us = item.may_copy and (item.is_ours or is_recorded)
     return _compare(tools, item, folders=(source, target), outcome=outcome, is_made_by_us=is_made_by_us)
 
@@ -72,7 +72,7 @@ def _compare(
     path, name = item.file.path, item.file.path.rpartition("/")[2]
     source, target = folders
     try:
-        read = read_source(source, name, expect=item.file.identity, formats=tools.formats, sink=(_drop, tools.pace))
+        read = read_source(source, name, expect=item.file.identity, formats=tools.formats, sink=(_drop, tools.rate))
     except SourceChanged as exc:
         outcome.fail(path, str(exc))
         return True
@@ -115,15 +115,6 @@ def _sync_there(folder: Folder) -> None:
         folder.sync()
     except OSError as exc:
         raise StopCopying.of(exc) from exc
-
-
-def _is_same(then: FileIdentity, now: FileIdentity) -> bool:
-    return (then.inode, then.size_bytes, then.mtime_ns, then.ctime_ns) == (
-        now.inode,
-        now.size_bytes,
-        now.mtime_ns,
-        now.ctime_ns,
-    )
 
 
 def _last_part(name: str) -> str:

@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 
-from durastore.errors import DiskFailed, DurastoreError, SpoolLocked
+from durastore.errors import NO_ROOM, DiskFailed, DurastoreError, SpoolLocked
 from durastore.formats.spool_root import (
+    BALLAST_NAME,
     INCOMING_NAME,
     MOVED_NAME,
     ROOT_MARKER_NAME,
@@ -41,8 +42,6 @@ from durastore.spool.nearby import spools_in
 from durastore.spool.root import read_moved
 
 __all__ = ["RootState", "begin_root", "end_root", "find_state", "path_at_target"]
-
-_BALLAST = "ballast"
 
 
 class RootState(Enum):
@@ -157,7 +156,7 @@ def _publish_moved(here: Folder, root: HeldRoot, *, place: Path) -> None:
             raise
         for name in root.locks:  # what keeps space for the record that a full disk needs most
             with here.child(name) as spool:
-                Ballast(spool, _BALLAST, size_bytes=0).release()
+                Ballast(spool, BALLAST_NAME, size_bytes=0).release()
         _publish_where_full(here, text)
 
 
@@ -173,7 +172,7 @@ def _publish_where_full(here: Folder, text: bytes) -> None:
         SYS.symlink(os.fsdecode(text.rstrip(b"\n")), MOVED_NAME, dir_fd=here.fd)
         here.sync()
     except OSError as exc:
-        if exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG):
+        if exc.errno not in (*NO_ROOM, errno.ENAMETOOLONG):
             raise
         DurableFile.create(here, MOVED_NAME).close()
 

@@ -6,12 +6,11 @@ may give files away. Must never follow a link, and never change a name that is t
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 from contextlib import suppress
 
-from durastore.errors import SpoolUnreadable
+from durastore.errors import NO_ROOM, SpoolUnreadable
 from durastore.fsio.folder import Folder
 from durastore.fsio.paths import open_folder, open_parent
 from durastore.fsio.sys import SYS
@@ -20,8 +19,6 @@ from durastore.migrate.places import Target
 from durastore.migrate.scan import Meta, SourceFolder, SourceLink
 
 __all__ = ["finish_folders", "make_folders", "make_links", "names_of", "set_file_meta"]
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def make_folders(target: Target, folders: list[SourceFolder], *, outcome: Outcome) -> dict[str, frozenset[str]]:
@@ -35,7 +32,7 @@ def make_folders(target: Target, folders: list[SourceFolder], *, outcome: Outcom
             with open_folder(target.folder, folder.path) as made:
                 names[folder.path] = frozenset() if is_new else frozenset(made.names())
         except OSError as exc:
-            if exc.errno in _FULL:
+            if exc.errno in NO_ROOM:
                 raise StopCopying.of(exc) from exc
             outcome.doubt(folder.path, f"the folder cannot be made in the destination: {exc.strerror or exc}")
     return names
@@ -71,7 +68,7 @@ def make_links(target: Target, links: list[SourceLink], *, outcome: Outcome) -> 
                 _make_link(parent, name, link=link)
             count += 1
         except (OSError, SpoolUnreadable) as exc:
-            if isinstance(exc, OSError) and exc.errno in _FULL:
+            if isinstance(exc, OSError) and exc.errno in NO_ROOM:
                 raise StopCopying.of(exc) from exc
             outcome.doubt(link.path, f"the link cannot be made: {getattr(exc, 'strerror', None) or exc}")
     return count

@@ -17,7 +17,7 @@ from durastore.fsio.cache import drop_cached, read_once
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity, identify
 from durastore.fsio.lease import NotLeased, leased
-from durastore.migrate.pace import Pace
+from durastore.fsio.rate import RateLimit
 from durastore.migrate.record import Prior
 from durastore.model import Digest
 
@@ -56,21 +56,21 @@ class SourceRead:
 
 
 def read_source(
-    folder: Folder, name: str, *, expect: FileIdentity, formats: Formats, sink: tuple[Sink, Pace]
+    folder: Folder, name: str, *, expect: FileIdentity, formats: Formats, sink: tuple[Sink, RateLimit]
 ) -> SourceRead:
     """Read the file from its beginning to its end, block by block into the sink (which must not keep the block).
 
     `SourceChanged` if it is not the file that is expected, or changed; OSError or `SpoolUnreadable` where it cannot be
     read.
     """
-    take, pace = sink
+    take, rate = sink
     fd = folder.open_read(name)
     try:
         if identify(fd) != expect:
             raise SourceChanged("it changed since it was looked at")
         is_young = not expect.would_show_change(SYSTEM_CLOCK.now_ns())  # by the time before the first byte
         before = _is_written(fd)
-        digest = _read_all(fd, expect.size_bytes, take=take, pace=pace)
+        digest = _read_all(fd, expect.size_bytes, take=take, rate=rate)
         fits, damage = formats.find_damage(fd, name) if formats.is_known(name) else (False, None)
         after = _is_written(fd)
         if identify(fd) != expect:
@@ -103,14 +103,14 @@ def read_copy(fd: int, size_bytes: int) -> Digest:
     return Digest(hasher.hexdigest())
 
 
-def _read_all(fd: int, size_bytes: int, *, take: Sink, pace: Pace) -> Digest:
+def _read_all(fd: int, size_bytes: int, *, take: Sink, rate: RateLimit) -> Digest:
     if size_bytes > BLOCK_BYTES:
         read_once(fd)
     hasher = xxhash.xxh3_128()
     buffer = memoryview(bytearray(min(BLOCK_BYTES, size_bytes + 1)))
     offset = 0
     while offset <= size_bytes:
-        pace.take(min(len(buffer), size_bytes - offset))
+        rate.spend(min(len(buffer), size_bytes - offset))
         count = os.preadv(fd, [buffer], offset)
         if count == 0:
             break

@@ -52,14 +52,9 @@ class Proven:
         if self.is_unsure:
             return None
         then = self.copied
-        if _is_same(then.source, source) and _is_same(then.target, target):
+        if source.is_same_remounted(then.source) and target.is_same_remounted(then.target):
             return replace(self, copied=replace(then, source=source, target=target))
         return None
-
-
-def _is_same(one: FileIdentity, other: FileIdentity) -> bool:
-    """A device may get another number with a reboot; the times of an inode do not."""
-    return replace(one, dev=0) == replace(other, dev=0)
 
 
 class _Log:

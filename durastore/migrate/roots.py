@@ -15,8 +15,12 @@ from enum import Enum
 
 from durastore.errors import FormatUnsupported, IntegrityError, SpoolUnreadable
 from durastore.formats.spool_root import (
+    BALLAST_NAME,
     INCOMING_NAME,
+    LOCK_NAME,
     MOVED_NAME,
+    PACKS_NAME,
+    QUARANTINE_NAME,
     ROOT_MARKER_NAME,
     RootRecord,
     parse_root,
@@ -34,9 +38,8 @@ from durastore.spool.root import read_moved
 __all__ = ["MARKER_LIMIT_BYTES", "Going", "HeldRoot", "below", "find_roots", "hold_root", "root_of"]
 
 MARKER_LIMIT_BYTES = 65_536
-_LOCK = "lock"
-_MADE_ANEW = re.compile(r"lock|ballast|(store|worker)\.status|journal-[0-9]+\.sqlite-shm")
-_DATA_FOLDERS = ("packs", "quarantine")
+_MADE_ANEW = re.compile(rf"{LOCK_NAME}|{BALLAST_NAME}|(store|worker)\.status|journal-[0-9]+\.sqlite-shm")
+_DATA_FOLDERS = (PACKS_NAME, QUARANTINE_NAME)
 _ROOT_FILES = frozenset({ROOT_MARKER_NAME, MOVED_NAME, INCOMING_NAME})
 
 
@@ -81,7 +84,7 @@ class HeldRoot:
             return Going.WAITING if parse_spool_name(first) is not None else self._going_of_root()
         if _MADE_ANEW.fullmatch(below):
             return Going.NOT
-        is_free = self.locks[first] is not None or (below.startswith("packs/") and path in self.seals)
+        is_free = self.locks[first] is not None or (below.startswith(f"{PACKS_NAME}/") and path in self.seals)
         return Going.NOW if is_free else Going.WAITING
 
     def is_data(self, path: str) -> bool:
@@ -130,7 +133,7 @@ def hold_root(source: Folder, path: str, *, stack: ExitStack) -> HeldRoot:
                 with folder.child(name) as spool:
                     locks[name] = _locked(spool, stack=stack)
                     try:
-                        seals |= {f"{path}/{name}/packs/{k}".lstrip("/"): v for k, v in _seals(spool).items()}
+                        seals |= {f"{path}/{name}/{PACKS_NAME}/{k}".lstrip("/"): v for k, v in _seals(spool).items()}
                     except (SpoolUnreadable, IntegrityError, FormatUnsupported) as exc:
                         unread[name] = exc.message
     except OSError as exc:
@@ -141,9 +144,9 @@ def hold_root(source: Folder, path: str, *, stack: ExitStack) -> HeldRoot:
 def _locked(spool: Folder, *, stack: ExitStack) -> FlockedFile | None:
     """By a descriptor for reading: the disk may be read-only by now."""
     try:
-        lock = FlockedFile.try_lock_existing(spool, _LOCK)
+        lock = FlockedFile.try_lock_existing(spool, LOCK_NAME)
     except FileNotFoundError:
-        lock = FlockedFile.try_lock(spool, _LOCK)  # a spool in the first moment of its life
+        lock = FlockedFile.try_lock(spool, LOCK_NAME)  # a spool in the first moment of its life
     if lock is not None:
         stack.callback(lock.close)
     return lock

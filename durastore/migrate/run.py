@@ -16,30 +16,29 @@ from pathlib import Path
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import DiskFailed, DurastoreError
-from durastore.fsio.folder import Folder
+from durastore.formats.spool_root import GOING_NAME
 from durastore.fsio.folding import find_folding
+from durastore.fsio.paths import open_folder
+from durastore.fsio.rate import RateLimit
 from durastore.fsio.sys import SYS
 from durastore.migrate.copying import copy_files
 from durastore.migrate.handover import RootState, begin_root, end_root, path_at_target
 from durastore.migrate.looking import Look, leads_out, look_at
 from durastore.migrate.metadata import finish_folders, make_folders, make_links, names_of
 from durastore.migrate.outcome import Outcome, Progress, StopCopying
-from durastore.migrate.pace import Pace
 from durastore.migrate.places import Target, Trees, hold_trees, make_target
 from durastore.migrate.plan import find_folded
 from durastore.migrate.reading import Formats
-from durastore.migrate.record import Intents, ProvenLog, load_intents, load_proven
+from durastore.migrate.record import Intents, Prior, ProvenLog, load_intents, load_proven
 from durastore.migrate.report import MigrateReport, RootReport
 from durastore.migrate.roots import HeldRoot, below, root_of
-from durastore.migrate.scan import PRIVATE_NAME, Scan, scan_tree
+from durastore.migrate.scan import PRIVATE_NAME, SourceFolder, scan_tree
 from durastore.migrate.tools import CopyTools
 from durastore.observe.events import LOGGER
 from durastore.reclaim.copied import CopiedPlace, reclaim_copied, restore_copied
 from durastore.verify.copied import CopiedFile
 
 __all__ = ["MigrateRequest", "migrate"]
-
-_GOING = "going"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +79,7 @@ def migrate(
             return report
         run = _Run(request, look, target=make_target(trees, stack=stack), formats=formats, clock=clock)
         run.fill(report, on_progress=on_progress)
-        report.failed |= {f"{PRIVATE_NAME}/{_GOING}/{name}": "moved aside by a run that ended" for name in aside}
+        report.failed |= {f"{PRIVATE_NAME}/{GOING_NAME}/{name}": "moved aside by a run that ended" for name in aside}
         return report
 
 
@@ -89,7 +88,7 @@ def _take_back(trees: Trees) -> tuple[list[str], list[str]]:
     with ExitStack() as held:
         try:
             private = held.enter_context(trees.source.child(PRIVATE_NAME))
-            going = held.enter_context(private.child(_GOING))
+            going = held.enter_context(private.child(GOING_NAME))
         except FileNotFoundError:
             return [], []
         paths = {}
@@ -186,7 +185,7 @@ class _Run:
                 known=load_proven(target.private, source=source_id),
                 names=names,
                 formats=self._formats,
-                pace=Pace(self._request.bytes_per_s, clock=self._clock),
+                rate=RateLimit(self._request.bytes_per_s, clock=self._clock),
                 jobs=self._request.jobs,
             )
             copy_files(tools, look.items, outcome=outcome)
@@ -197,7 +196,7 @@ class _Run:
         links = [link for link in look.scan.links if not look.is_done(link.path)]
         report.links = make_links(target, links, outcome=outcome)
         finish_folders(target, folders, outcome=outcome)
-        _sync_all(target, look.scan)
+        _sync_all(target, folders)
 
     def _refuse_folding(self) -> None:
         """Asked again with names of our own: before, DST may have had none to ask by (M7, case B127)."""
@@ -270,7 +269,7 @@ class _Run:
         report.superseded |= outcome.superseded
         whole = [each for each in outcome.proven.values() if each.damage is None]
         report.prior = Counter(each.prior for each in whole)
-        report.unproven_paths = tuple(each.copied.path for each in whole if each.prior.name == "NONE")
+        report.unproven_paths = tuple(each.copied.path for each in whole if each.prior is Prior.NONE)
         tried = outcome.proven.keys() | outcome.failed.keys()
         report.not_attempted = sum(item.file.path not in tried for item in self._look.items)
 
@@ -284,7 +283,10 @@ class _Run:
         target, trees = self._target, self._target.trees
         log = Intents(target.private, source=trees.source_id)
         try:
-            with trees.source.ensure_child(PRIVATE_NAME) as private, private.ensure_child(_GOING) as going:
+            with ExitStack() as held:
+                held.callback(log.close)
+                private = held.enter_context(trees.source.ensure_child(PRIVATE_NAME))
+                going = held.enter_context(private.ensure_child(GOING_NAME))
                 place = CopiedPlace(
                     source=trees.source,
                     target=target.folder,
@@ -298,8 +300,6 @@ class _Run:
                 report.kept |= freed.kept
         except (DurastoreError, OSError) as exc:
             report.stopped = f"while sources were freed: {exc}"
-        finally:
-            log.close()
 
     def _freed(self, outcome: Outcome, report: MigrateReport) -> Iterator[CopiedFile]:
         """What is proven and sound; of a spool root that was handed over, packs and quarantine."""
@@ -313,7 +313,7 @@ class _Run:
                 yield proven.copied
 
 
-def _sync_all(target: Target, scan: Scan) -> None:
+def _sync_all(target: Target, folders: list[SourceFolder]) -> None:
     """Links, modes and times too."""
     try:
         try:
@@ -321,8 +321,8 @@ def _sync_all(target: Target, scan: Scan) -> None:
         except OSError as exc:
             if exc.errno != errno.ENOSYS:
                 raise
-            for folder in scan.folders:
-                with Folder.open(target.folder.path / folder.path) as made:
+            for folder in folders:
+                with open_folder(target.folder, folder.path) as made:
                     made.sync()
     except OSError as exc:
         raise StopCopying.of(exc) from exc

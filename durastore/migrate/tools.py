@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from durastore.fsio.rate import RateLimit
 from durastore.fsio.sys import SYS
 from durastore.migrate.outcome import Item, StopCopying
-from durastore.migrate.pace import Pace
 from durastore.migrate.places import Target
 from durastore.migrate.reading import Formats, SourceRead
 from durastore.migrate.record import Prior, Proven, ProvenLog
@@ -26,7 +26,7 @@ class CopyTools:
     names: dict[str, frozenset[str]]
     """Folder -> names that DST has there already."""
     formats: Formats
-    pace: Pace
+    rate: RateLimit
     jobs: int
 
 

@@ -23,7 +23,7 @@ __all__ = ["ViewBuilder"]
 
 _EVENTS = 40
 _SHOWN_FAILURES = 20
-_REST_PHASES = {"starting": "loading", "loading": "loading", "extracting": "working", "flushing": "flushing"}
+_STATES_OF_PHASES = {"starting": "loading", "loading": "loading", "extracting": "working", "flushing": "flushing"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,6 @@ class ViewBuilder:
         teller = store.teller if store is not None else worker.teller if worker is not None else None
         state, says = _state_of(facts)
         journal = facts.glance.journal if facts.glance is not None else None
-        at_rest = journal is not None
         waiting = [s.waiting.packs for s in store.stages if s.name == "uploaded"] if store is not None else []
         only_local = store.at_risk.total.samples if store is not None else 0
         is_live = facts.liveness is Liveness.LIVE
@@ -208,9 +207,9 @@ class ViewBuilder:
             failed=worker.failed if worker is not None else 0,
             skipped=worker.skipped if worker is not None else 0,
             rates=self._history.rates_of(each.name) if is_live else Rates(),
-            used_bytes=journal.local_bytes if at_rest and journal else store.room.used_bytes if store else 0,
+            used_bytes=journal.local_bytes if journal is not None else store.room.used_bytes if store else 0,
             high_bytes=store.room.high_bytes if store is not None else 0,
-            only_local=journal.only_local_samples if at_rest and journal else only_local,
+            only_local=journal.only_local_samples if journal is not None else only_local,
             waiting_packs=waiting[0] if waiting else 0,
             age_s=facts.silent_s,
         )
@@ -233,7 +232,7 @@ def _state_of(facts: SpoolFacts) -> tuple[str, str]:
         return "waiting", f"put waits: {store.wait}"
     if worker is not None:
         passing = f"in a pass for {worker.pass_s:.0f} s" if worker.pass_s is not None and worker.pass_s >= 5 else ""
-        return _REST_PHASES.get(worker.phase, "storing"), passing
+        return _STATES_OF_PHASES.get(worker.phase, "storing"), passing
     if store is not None and store.is_probing:
         return "storing", "the endpoint is probed"
     return "storing", f"also drains {', '.join(store.drains)}" if store is not None and store.drains else ""

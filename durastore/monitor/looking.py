@@ -15,12 +15,12 @@ from durastore.errors import DurastoreError, StoreMissing
 from durastore.extract.failure_book import FailureReader, KnownFailure
 from durastore.extract.job_book import Jobs, JobStanding
 from durastore.extract.work_db import WORK_FILE
-from durastore.formats.spool_root import ROOT_MARKER_NAME, parse_spool_name
+from durastore.formats.spool_root import LOCK_NAME, ROOT_MARKER_NAME, parse_spool_name
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import holders
 from durastore.fsio.space import disk_bytes, free_bytes
 from durastore.monitor.facts import Liveness, RootFacts, SpoolFacts
-from durastore.monitor.liveness import liveness_of
+from durastore.monitor.liveness import pulse_of
 from durastore.observe.status import StoreRecord, Teller, WorkerRecord
 from durastore.spool.glance import RootGlance, SpoolGlance, look_at_root
 from durastore.spool.last_words import load_last_record
@@ -94,7 +94,7 @@ class RootLook:
             disk_bytes=size,
             stops=tuple(stop.reason for stop in glance.stops),
             probes=glance.probes,
-            living_pids=frozenset(s.job.pid for s in extraction.found if liveness_of(s.job.pid).is_there),
+            living_pids=frozenset(s.job.pid for s in extraction.found if pulse_of(s.job.pid).is_there),
         )
 
     # --- spools ----------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class RootLook:
             return Liveness.ENDED, age_s or 0.0, None
         if age_s is not None and age_s < (_SLOWED_S if teller.is_slowed else _SILENT_S):
             return Liveness.LIVE, age_s, None
-        process = liveness_of(teller.pid)
+        process = pulse_of(teller.pid)
         holders = self._holders(name)
         # held by another: the next process of this spool has not said anything yet
         if age_s is None or not holders or (teller.pid not in holders and not process.is_there):
@@ -128,7 +128,7 @@ class RootLook:
     def _holders(self, name: str) -> list[int]:
         """By the kernel's word; a lock of another PID namespace shows as held by nobody, or by another number."""
         try:
-            return holders(self._path / name / "lock")
+            return holders(self._path / name / LOCK_NAME)
         except OSError:
             return []
 

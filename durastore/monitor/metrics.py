@@ -6,7 +6,7 @@ no bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -33,16 +33,16 @@ _STATES = (
 def render_metrics(view: View) -> bytes:
     """The text that a Prometheus server reads."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(lambda: view))
+    registry.register(_Collector(view))
     return generate_latest(registry)
 
 
 class _Collector:
-    def __init__(self, view: Callable[[], View]) -> None:
+    def __init__(self, view: View) -> None:
         self._view = view
 
     def collect(self) -> Iterator[Metric]:
-        view = self._view()
+        view = self._view
         yield from _jobs(view)
         yield from _stages(view)
         yield from _spools(view)

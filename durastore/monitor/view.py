@@ -61,7 +61,7 @@ class WorkerView:
     number: int
     pid: int | None
     state: str
-    """`working`, `loading`, `flushing`, `storing`, `draining`, `stalled`, `silent`, `killed` or `ended`."""
+    """`working`, `loading`, `flushing`, `storing`, `waiting`, `stalled`, `silent`, `killed` or `ended`."""
     says: str
     """What is to be said of that."""
     ok: int

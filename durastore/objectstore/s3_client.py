@@ -20,8 +20,18 @@ from durastore.objectstore.location import S3Options
 from durastore.objectstore.per_process import PerProcess
 from durastore.objectstore.s3_thrift import spare_repeated_work
 
-__all__ = ["PAGE_BODY", "Connector", "expecting_owner", "refuse_blind_redirect", "shared_loader"]
+__all__ = [
+    "OWNER_HEADER",
+    "PAGE_BODY",
+    "Connector",
+    "expecting_owner",
+    "refuse_blind_redirect",
+    "shared_loader",
+    "without_expect",
+]
 
+OWNER_HEADER = "x-amz-expected-bucket-owner"
+"""Names the account that the bucket has to belong to."""
 PAGE_BODY = "durastore-page"
 """Where a ListObjectsV2 answer carries the page's own bytes, unparsed."""
 _POOL_SIZE = 128
@@ -153,7 +163,7 @@ class Connector:
             )
         except (botocore.exceptions.BotoCoreError, ValueError) as exc:
             raise classify(exc, write=False, what="opening a client") from exc
-        client.meta.events.register("before-sign.s3", _without_expect)
+        client.meta.events.register("before-sign.s3", without_expect)
         client.meta.events.register("response-received.s3", refuse_blind_redirect)
         if options.bucket_owner is not None:
             client.meta.events.register("before-sign.s3", expecting_owner(options.bucket_owner))
@@ -173,8 +183,10 @@ def shared_loader(data_path: str | None) -> Any:
     return botocore.loaders.create_loader(data_path)
 
 
-def _without_expect(request: Any, **_: object) -> None:
-    """No "Expect: 100-continue": a server that answers 100 late gets its final answer misread, and the call hangs."""
+def without_expect(request: Any, **_: object) -> None:
+    """No "Expect: 100-continue": a server that answers 100 late gets its final answer misread, and the call hangs; for
+    one that never does, aiohttp would wait without end.
+    """
     del request.headers["Expect"]
 
 
@@ -182,7 +194,7 @@ def expecting_owner(account: str) -> Callable[..., None]:
     """A handler of botocore's that names the account the bucket has to belong to in every request (case B170)."""
 
     def name_owner(request: Any, **_: object) -> None:
-        request.headers["x-amz-expected-bucket-owner"] = account
+        request.headers[OWNER_HEADER] = account
 
     return name_owner
 

@@ -22,6 +22,7 @@ from durastore.codec.encode import EncodedSample
 from durastore.codec.header import SampleHeader, parse_header
 from durastore.codec.selection import ChunkRead, plan_rows
 from durastore.errors import (
+    BucketMissing,
     CredentialsRefused,
     DiskFailed,
     DurastoreError,
@@ -30,17 +31,16 @@ from durastore.errors import (
     InvalidInput,
 )
 from durastore.formats.pack import member_name
-from durastore.formats.segment import VERBATIM_SCHEMA
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish, write_all
 from durastore.fsio.relocate import relocate
 from durastore.fsio.sys import SYS
-from durastore.model import Digest, SampleEntry
+from durastore.model import VERBATIM_SCHEMA, Digest, SampleEntry
 from durastore.read.pinned import PinnedObject
 
 __all__ = ["FOR_ALL", "FailedSample", "Landed", "Landing", "OpenedPlace", "is_verbatim", "require_same"]
 
-FOR_ALL = (EndpointUnreachable, CredentialsRefused, DiskFailed)
+FOR_ALL = (EndpointUnreachable, CredentialsRefused, BucketMissing, DiskFailed)
 """What no other sample would fare better with."""
 _RANGE_BYTES = 32 << 20
 _READ_BYTES = 8 << 20
@@ -93,12 +93,14 @@ class Landing:
 
     def land_bytes(self, entry: SampleEntry, data: bytes | memoryview) -> Landed:
         """Stored bytes that the caller has checked. Raises as `land_large`."""
+        is_new = True
         with self._opened(entry) as (folder, name):
             try:
                 publish(folder, name, chunks=[data], expect_size=entry.length)
             except FileExistsError:
                 require_same(folder, name, is_same=_is_stored_sample(folder, name, entry=entry))
-        return Landed(size_bytes=entry.length, is_new=True, fetched_bytes=entry.length)
+                is_new = False
+        return Landed(size_bytes=entry.length, is_new=is_new, fetched_bytes=entry.length)
 
     def land_encoded(self, sample: EncodedSample) -> Landed:
         """A sample in another form than the stored one. Raises as `land_large`."""
@@ -123,6 +125,7 @@ class Landing:
         found = self.find(entry)
         if found is not None:
             return found
+        is_new = True
         with self._opened(entry) as (folder, name):
             # named by the final name as well: files of one content in one folder are fetched at the same time
             part = _part_name(entry, name)
@@ -131,7 +134,8 @@ class Landing:
                 relocate(folder, part, target=folder, new_name=name)
             except FileExistsError:  # made in this moment
                 require_same(folder, name, is_same=_is_stored_sample(folder, name, entry=entry))
-        return Landed(size_bytes=entry.length, is_new=True, fetched_bytes=fetched)
+                is_new = False
+        return Landed(size_bytes=entry.length, is_new=is_new, fetched_bytes=fetched)
 
     def _opened(self, entry: SampleEntry) -> OpenedPlace:
         path = self.path_of(entry)

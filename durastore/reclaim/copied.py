@@ -139,8 +139,7 @@ def _moved(place: CopiedPlace, parent: Folder, *, name: str, path: str, fd: int)
             relocate_shared(parent, name, target=place.going, new_name=private)
         except DiskFailed as exc:  # read-only, immutable: this file stays, others may go
             raise NotVerified(f"{path} cannot be moved: {exc.message}") from exc
-        moved, ours = place.going.identity(private), identify(fd)
-        if (moved.dev, moved.inode) != (ours.dev, ours.inode):
+        if not place.going.identity(private).is_same_inode(identify(fd)):
             raise NotVerified(f"{path}: another file came under its name")
         yield private
     except BaseException:

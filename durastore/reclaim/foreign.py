@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from durastore.errors import DiskFailed, DurastoreError, IntegrityError, NotVerified, ObjectAbsent, SpoolUnreadable
 from durastore.fsio.folder import Folder
-from durastore.fsio.identity import FileIdentity, identify
+from durastore.fsio.identity import identify
 from durastore.fsio.lease import NotLeased, check_leased, leased
 from durastore.fsio.paths import open_parent
 from durastore.fsio.relocate import relocate_shared
@@ -134,7 +134,7 @@ class ForeignReclaimer:
         place.journal.set_fact(_fact(private), intent)  # before the move: it alone says where the file belongs
         try:
             _move(place, parent, name=name, private=private)
-            if not _is_same_inode(place.going.identity(private), identify(fd)):
+            if not place.going.identity(private).is_same_inode(identify(fd)):
                 raise NotVerified(f"{record.name}: another file came under its name")
             yield private
         except BaseException:
@@ -207,7 +207,3 @@ def _path_in(text: str) -> str | None:
 
 def _fact(private: str) -> str:
     return f"going {private}"
-
-
-def _is_same_inode(one: FileIdentity, other: FileIdentity) -> bool:
-    return (one.dev, one.inode) == (other.dev, other.inode)

@@ -209,8 +209,7 @@ class StagingFolder:
         private = f"{self.session}-{secrets.token_hex(8)}"
         try:
             relocate_shared(parent, name, target=self._going, new_name=private)
-            moved, ours = self._going.identity(private), identify(fd)
-            if (moved.dev, moved.inode) != (ours.dev, ours.inode):
+            if not self._going.identity(private).is_same_inode(identify(fd)):
                 raise NotVerified(f"{path}: another file came under its name")
             yield private
         except BaseException:

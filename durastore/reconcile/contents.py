@@ -17,6 +17,7 @@ import pyarrow.compute
 
 from durastore.adopt.ledger import HashedEntry, Ledger
 from durastore.fsio.folder import Folder
+from durastore.fsio.rate import RateLimit
 from durastore.model import Digest
 from durastore.reconcile.bucket import FileRows
 from durastore.reconcile.columns import (
@@ -32,7 +33,7 @@ from durastore.reconcile.columns import (
     with_texts,
 )
 from durastore.reconcile.folder import LocalSplit, split_local
-from durastore.reconcile.hashing import RateLimit, find_written, hash_files
+from durastore.reconcile.hashing import find_written, hash_files
 from durastore.reconcile.local import LocalInventory, Texts
 
 __all__ = ["Contents", "HashingRule", "compare_contents"]

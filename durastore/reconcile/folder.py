@@ -125,10 +125,6 @@ class FolderPlan:
         """`listed`, a pair a file: only a run that reads them all needs that."""
         return [] if self.listed is None else list(zip(names_of(self.listed[0]), self.listed[1].tolist(), strict=True))
 
-    @property
-    def is_agreeing(self) -> bool:
-        return all(finding.is_note for finding in self.findings)
-
 
 def plan_folder(facts: FolderFacts) -> FolderPlan:
     """Findings and plan. The same facts give the same plan."""

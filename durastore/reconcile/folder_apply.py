@@ -29,13 +29,12 @@ from durastore.reconcile.applied import Applied
 from durastore.reconcile.burying import TOO_MANY
 from durastore.reconcile.columns import NONE, names_of, positions
 from durastore.reconcile.folder import FolderPlan
-from durastore.reconcile.folder_look import STORE_ID
 from durastore.reconcile.hashing import look_into
 from durastore.reconcile.local import texts
 from durastore.reconcile.remote import RemoteLook
 from durastore.reconcile.repair import bury_gone, list_orphan_files, rebuild_packs
 from durastore.reconcile.session import Session
-from durastore.spool.records import PackRecord
+from durastore.spool.records import FACT_STORE_ID, PackRecord
 from durastore.verify.remote import read_back
 from durastore.verify.verifier import Verifier
 
@@ -56,7 +55,7 @@ def execute_folder(session: Session, place: FolderPlace, *, plan: FolderPlan, re
         store_id = ensure_marker(session.objects, session.prefix, run=None, clock=session.clock).store_id
     verifier = session.verifier(store_id)
     verifier.check_bucket()  # what the plan rests on is still there (case B164)
-    place.spool.journal.set_fact(STORE_ID, store_id)
+    place.spool.journal.set_fact(FACT_STORE_ID, store_id)
     publisher = RowPublisher(session.objects, session.prefix, spool=place.spool, check_bucket=verifier.check_bucket)
     _set_aside(place, plan, applied=applied)
     sent, unleased = _send(

@@ -19,13 +19,14 @@ from durastore.adopt.inspect import DATA_SUFFIXES
 from durastore.adopt.ledger import LAST_SEGMENT, Ledger, load_ledger
 from durastore.adopt.place import PRIVATE_NAME, refuse_spools
 from durastore.errors import InvalidSampleId, RootMismatch
-from durastore.formats.spool_root import ROOT_MARKER_NAME
+from durastore.formats.spool_root import GOING_NAME, ROOT_MARKER_NAME, render_spool_name
 from durastore.fsio.folder import Folder
+from durastore.fsio.rate import RateLimit
 from durastore.model import SampleId
 from durastore.reconcile.columns import Mask, chosen, names_of
 from durastore.reconcile.contents import Contents, HashingRule, compare_contents
 from durastore.reconcile.folder import FolderFacts
-from durastore.reconcile.hashing import RateLimit, look_into
+from durastore.reconcile.hashing import look_into
 from durastore.reconcile.local import LocalInventory, OddEntry, Texts, load_local, texts
 from durastore.reconcile.remote import (
     KnownKeys,
@@ -39,15 +40,15 @@ from durastore.reconcile.remote import (
 from durastore.reconcile.session import Session
 from durastore.reconcile.strangers import is_own_in_spool, strangers_in
 from durastore.spool.look import SpoolLook, look_at_spool
+from durastore.spool.records import FACT_STORE_ID
 from durastore.spool.root import SpoolRoot
 
-__all__ = ["STORE_ID", "look_at_folder", "private_look"]
+__all__ = ["look_at_folder", "private_look"]
 
 _compute: Any = pyarrow.compute
 _LONG_BYTES = 512
-
-STORE_ID = "store_id"
-"""The fact that tells for which durastore a folder was filled."""
+_SPOOL = render_spool_name(0)
+"""The only one of a private root."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ def look_at_folder(session: Session, folder: Folder, *, is_hashing: bool = False
     """
     request, store, prefix, clock = session.request, session.objects, session.prefix, session.clock
     private = private_look(folder, is_any_filesystem_allowed=request.options.is_any_filesystem_allowed)
-    known, store_id = _known(private), private.facts.get(STORE_ID) if private is not None else None
+    known, store_id = _known(private), private.facts.get(FACT_STORE_ID) if private is not None else None
     with ThreadPoolExecutor(2, "durastore-look") as pool:
         walking = pool.submit(load_local, folder)
         first = look_at_manifest(store, prefix, known=known, clock=clock)
@@ -114,7 +115,7 @@ def private_look(folder: Folder, *, is_any_filesystem_allowed: bool) -> SpoolLoo
         return None
     root = SpoolRoot.open(folder.path / PRIVATE_NAME, is_any_filesystem_allowed=is_any_filesystem_allowed)
     try:
-        return look_at_spool(root.folder, "w-00") if root.folder.has("w-00") else None
+        return look_at_spool(root.folder, _SPOOL) if root.folder.has(_SPOOL) else None
     finally:
         root.close()
 
@@ -179,10 +180,10 @@ def _private_entries(folder: Folder) -> tuple[tuple[OddEntry, ...], tuple[OddEnt
 
 
 def _going(private: Folder) -> tuple[OddEntry, ...]:
-    if not private.has("going"):
+    if not private.has(GOING_NAME):
         return ()
-    what = f"in {PRIVATE_NAME}/going"
-    with private.child("going") as going:
+    what = f"in {PRIVATE_NAME}/{GOING_NAME}"
+    with private.child(GOING_NAME) as going:
         sizes = [(name, os.stat(name, dir_fd=going.fd, follow_symlinks=False).st_size) for name in going.names()]
     return tuple(OddEntry(path=os.fsencode(name), what=what, size_bytes=size) for name, size in sizes)
 

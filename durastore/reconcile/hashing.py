@@ -20,14 +20,15 @@ from typing import TypeAlias
 import xxhash
 
 from durastore.adopt.inspect import find_fault
-from durastore.clock import SYSTEM_CLOCK, Clock
+from durastore.clock import SYSTEM_CLOCK
 from durastore.errors import SpoolUnreadable
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import FileIdentity, identify
 from durastore.fsio.lease import NotLeased, check_leased, has_writer, leased, writers_among
 from durastore.fsio.paths import open_folder, open_parent
+from durastore.fsio.rate import RateLimit
 
-__all__ = ["FileLook", "RateLimit", "find_written", "hash_files", "look_into"]
+__all__ = ["FileLook", "find_written", "hash_files", "look_into"]
 
 _THREADS = 4
 _ASKING = 2
@@ -60,27 +61,6 @@ class FileLook:
 
 _Look: TypeAlias = Callable[[int, str], FileLook]
 """What is done with an open file and its path."""
-
-
-class RateLimit:
-    """Bytes a second over all threads; 0 is no limit."""
-
-    def __init__(self, bytes_per_s: int, *, clock: Clock) -> None:
-        self._rate = bytes_per_s
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._free_at = clock.monotonic()
-
-    def spend(self, size_bytes: int) -> None:
-        """Wait until so many bytes may be read."""
-        if not self._rate:
-            return
-        with self._lock:
-            now = self._clock.monotonic()
-            wait_s = max(0.0, self._free_at - now)
-            self._free_at = max(self._free_at, now) + size_bytes / self._rate
-        if wait_s:
-            self._clock.sleep(wait_s)
 
 
 def look_into(folder: Folder, paths: Iterable[str]) -> Iterator[FileLook]:

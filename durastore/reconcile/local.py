@@ -93,7 +93,7 @@ def texts(values: list[str] | list[bytes]) -> Texts:
     return pa.array(values, type=pa.large_string())
 
 
-def load_local(root: Folder, *, threads: int = _THREADS) -> LocalInventory:
+def load_local(root: Folder) -> LocalInventory:
     """Walk everything below `root`, but for `.durastore` and other roots inside of it. Raises nothing for what it
     meets: what could not be read is in the result. Safe to repeat.
     """
@@ -103,7 +103,7 @@ def load_local(root: Folder, *, threads: int = _THREADS) -> LocalInventory:
     odd: list[OddEntry] = []
     unreadable: list[OddEntry] = []
     spools: list[str] = []
-    for found in _walk(root, threads):
+    for found in _walk(root):
         odd.extend(found.odd)
         unreadable.extend(found.unreadable)
         spools.extend(found.spools)
@@ -129,10 +129,10 @@ def is_empty_folder(root: Folder) -> bool:
     return not set(root.names()) - {_OF_FILE_SYSTEM.rstrip(b"/").decode()}
 
 
-def _walk(root: Folder, threads: int) -> Iterator[_Found]:
+def _walk(root: Folder) -> Iterator[_Found]:
     """Each directory's entries as they come, by several threads: the kernel's part runs beside ours."""
     stop = threading.Event()
-    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="durastore-walk") as pool:
+    with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="durastore-walk") as pool:
         pending: set[Future[_Found]] = {pool.submit(_scan, root, b"", stop=stop)}
         try:
             while pending:

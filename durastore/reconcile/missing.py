@@ -12,15 +12,17 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from durastore.clock import Clock
-from durastore.errors import DurastoreError, EndpointUnreachable, ObjectAbsent
+from durastore.errors import ObjectAbsent, PermissionRefused, RequestRefused, UnknownAnswer
 from durastore.model import ObjectKey
 from durastore.objectstore.port import ObjectReader, ObjectStore
 
-__all__ = ["MissingKeys", "look_for"]
+__all__ = ["UNCLEAR", "MissingKeys", "look_for"]
 
 _AT_ONCE = 16
 _SECOND_LOOK_S = 1.0
 _SAMPLE = 32
+UNCLEAR = (UnknownAnswer, PermissionRefused, RequestRefused)
+"""Answers about one key. Whatever else is wrong is wrong with all of them, and passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +72,7 @@ def _is_there(reader: ObjectReader, key: ObjectKey) -> bool | None:
         reader.head(key)
     except ObjectAbsent:
         return False
-    except EndpointUnreachable:
-        raise
-    except DurastoreError:
+    except UNCLEAR:
         return None  # refused, or an odd answer: it tells neither
     return True
 

@@ -14,8 +14,7 @@ import xxhash
 from durastore.codec.header import parse_header
 from durastore.codec.selection import plan_rows
 from durastore.errors import FormatUnsupported, IntegrityError, ObjectAbsent
-from durastore.formats.segment import VERBATIM_SCHEMA
-from durastore.model import Digest
+from durastore.model import VERBATIM_SCHEMA, Digest
 from durastore.objectstore.crc import Crc64Nvme
 from durastore.objectstore.port import ObjectReader
 from durastore.reconcile.findings import Finding, FindingKind

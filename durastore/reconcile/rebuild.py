@@ -74,19 +74,14 @@ class RebuildReport:
     findings: tuple[Finding, ...]
 
 
-def plan_rebuild(store: ObjectStore, prefix: str, *, known_view: ResolvedView | None = None) -> RebuildPlan:
+def plan_rebuild(store: ObjectStore, prefix: str) -> RebuildPlan:
     """List the packs of `prefix` and plan to read those that no live row names. Writes nothing; safe to repeat.
 
-    Without a `known_view` it reads what is left of the manifest itself, gaps and damage included, and plans to repair
-    them too. Errors of listing or access pass through: there is no plan then (INV-6).
+    What is left of the manifest is read, gaps and damage included, which are to be repaired. Errors of listing or
+    access pass through: there is no plan then (INV-6).
     """
-    gaps: tuple[SegmentGap, ...] = ()
-    unreadable: tuple[ObjectKey, ...] = ()
-    view = known_view
-    if view is None:
-        listing = fetch_listing(store, prefix)
-        view, damaged = fetch_partial_view(store, listing)
-        gaps, unreadable = listing.gaps, tuple(segment.key for segment in damaged)
+    listing = fetch_listing(store, prefix)
+    view, damaged = fetch_partial_view(store, listing)
     named, buried = view.object_keys(), _buried_keys(view)
     packs: list[UnlistedPack] = []
     findings: list[Finding] = []
@@ -108,8 +103,8 @@ def plan_rebuild(store: ObjectStore, prefix: str, *, known_view: ResolvedView | 
     return RebuildPlan(
         prefix=prefix,
         packs=tuple(packs),
-        gaps=gaps,
-        unreadable=unreadable,
+        gaps=listing.gaps,
+        unreadable=tuple(segment.key for segment in damaged),
         tombstoned=frozenset((t.sample_id, t.key, t.offset) for t in view.tombstones()),
         findings=tuple(findings),
     )

@@ -8,7 +8,6 @@ found wrong.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,11 +23,9 @@ from durastore.errors import (
     DurastoreError,
     InvalidInput,
     ObjectAbsent,
-    PermissionRefused,
-    RequestRefused,
-    UnknownAnswer,
 )
 from durastore.formats.keys import held_listing_prefixes, marker_key, segment_listing_prefix
+from durastore.fsio.rate import RateLimit
 from durastore.manifest.fetching import SegmentPart
 from durastore.manifest.marker_store import fetch_marker
 from durastore.manifest.presence import check_present
@@ -39,6 +36,7 @@ from durastore.objectstore.columns import UNKNOWN_SIZE, list_columns
 from durastore.objectstore.port import ObjectStat, ObjectStore
 from durastore.reconcile.findings import Finding, FindingKind
 from durastore.reconcile.held import HELD_COLUMNS, HeldObject, HeldObjects
+from durastore.reconcile.missing import UNCLEAR
 from durastore.reconcile.object_check import check_object
 from durastore.reconcile.scrub_state import ScrubState
 
@@ -49,8 +47,6 @@ _LOOKS_AT_ONCE = 8
 _READS_AT_ONCE = 4
 _NOT_SEEN = UNKNOWN_SIZE - 1
 _HASH_RANGE = float(1 << 64)
-# Not this object alone, but all of them: unreachable endpoints and refused credentials pass through.
-_UNANSWERED = (UnknownAnswer, PermissionRefused, RequestRefused)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +231,7 @@ class _Scrub:
                 return _size_finding(held, reader.head(held.key))
             except ObjectAbsent as exc:
                 return _absence(held, is_hidden=bool(exc.facts.get("is_delete_marker")))
-            except _UNANSWERED as exc:
+            except UNCLEAR as exc:
                 return UnverifiedObject(key=held.key, reason=exc.message)
 
     # --- bytes -----------------------------------------------------------------------------------------------------
@@ -244,14 +240,13 @@ class _Scrub:
         self, request: ScrubRequest, state: ScrubState, *, on_progress: Callable[[int, int], None] | None
     ) -> None:
         """Read the chosen objects in full; each that is sound is noted at once."""
-        numbers = [
-            n for n in _chosen(self._held, request.share, seed=state.seed) if n not in self._missing | self._held.astray
-        ]
+        unread = self._missing | self._held.astray
+        numbers = [n for n in _chosen(self._held, request.share, seed=state.seed) if n not in unread]
         left = [n for n in numbers if self._held.key_text(n) not in state.done]
         self._read_before = len(numbers) - len(left)
         total = int(self._held.sizes[left].sum()) if left else 0
-        throttle = _Throttle(request.bytes_per_s, clock=self._clock)
-        for number, (outcome, size_bytes, is_second) in self._read_all(left, throttle):
+        limit = RateLimit(request.bytes_per_s or 0, clock=self._clock)
+        for number, (outcome, size_bytes, is_second) in self._read_all(left, limit):
             self._bytes_read += size_bytes
             self._bad_transfers += is_second and outcome is None
             if outcome is None:
@@ -265,12 +260,12 @@ class _Scrub:
             if on_progress is not None:
                 on_progress(self._bytes_read, total)
 
-    def _read_all(self, numbers: list[int], throttle: _Throttle) -> Iterator[tuple[int, _Read]]:
+    def _read_all(self, numbers: list[int], limit: RateLimit) -> Iterator[tuple[int, _Read]]:
         pool = ThreadPoolExecutor(max_workers=_READS_AT_ONCE, thread_name_prefix="durastore-scrub")
         waiting: deque[tuple[int, Future[_Read]]] = deque()
         try:
             for number in numbers:
-                waiting.append((number, pool.submit(self._read_twice, number, throttle)))
+                waiting.append((number, pool.submit(self._read_twice, number, limit)))
                 if len(waiting) > 2 * _READS_AT_ONCE:
                     first, future = waiting.popleft()
                     yield first, future.result()
@@ -280,7 +275,7 @@ class _Scrub:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _read_twice(self, number: int, throttle: _Throttle) -> _Read:
+    def _read_twice(self, number: int, limit: RateLimit) -> _Read:
         """A transfer may be damaged, and a server may err once: the second look is on a new connection."""
         held, rows = self._held.object_at(number), self._held.rows_at(number)
         outcome: Finding | UnverifiedObject | None = None
@@ -288,9 +283,9 @@ class _Scrub:
         for look in range(2):
             with closing(self._store.fresh_reader()) as reader:
                 try:
-                    outcome, size_bytes = check_object(reader, held, rows=rows, throttle=throttle.wait)
+                    outcome, size_bytes = check_object(reader, held, rows=rows, throttle=limit.spend)
                     total += size_bytes
-                except _UNANSWERED as exc:
+                except UNCLEAR as exc:
                     outcome = UnverifiedObject(key=held.key, reason=_reason(exc))
             if outcome is None:
                 return None, total, bool(look)
@@ -333,24 +328,3 @@ def _chosen(held: HeldObjects, share: float, *, seed: str) -> list[int]:
     ranks = [xxhash.xxh3_64_intdigest(f"{seed} {held.key_text(n)}".encode()) / _HASH_RANGE for n in range(len(held))]
     chosen = [number for number, rank in enumerate(ranks) if rank < share]
     return chosen or [int(np.argmin(ranks))]
-
-
-class _Throttle:
-    """Keeps all readers together below a rate. Thread-safe."""
-
-    def __init__(self, bytes_per_s: int | None, *, clock: Clock) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._free_at = clock.monotonic()
-
-    def wait(self, size_bytes: int) -> None:
-        """Return once these bytes are allowed."""
-        if self._bytes_per_s is None:
-            return
-        with self._lock:
-            now = self._clock.monotonic()
-            wait_s = max(0.0, self._free_at - now)
-            self._free_at = max(self._free_at, now) + size_bytes / self._bytes_per_s
-        if wait_s:
-            self._clock.sleep(wait_s)

@@ -22,19 +22,21 @@ from durastore.errors import (
     SpoolUnreadable,
     StoreMissing,
 )
+from durastore.formats.spool_root import PACKS_NAME
+from durastore.fsio.rate import RateLimit
 from durastore.model import PackState
 from durastore.observe.events import LOGGER
 from durastore.reconcile.applied import Applied
 from durastore.reconcile.burying import TOO_MANY
-from durastore.reconcile.hashing import RateLimit, hash_files
+from durastore.reconcile.hashing import hash_files
 from durastore.reconcile.local import texts
 from durastore.reconcile.remote import KnownKeys, RemoteLook, check_store_id, look_at_bucket
 from durastore.reconcile.repair import bury_gone, list_orphan_files, rebuild_packs
 from durastore.reconcile.session import Session
-from durastore.reconcile.spools import WITH_FILE, SpoolFacts, SpoolPlan
+from durastore.reconcile.spools import SENT, WITH_FILE, SpoolFacts, SpoolPlan
 from durastore.reconcile.strangers import strangers_in
 from durastore.spool.look import SpoolLook, look_at_spool, spool_names
-from durastore.spool.records import PackRecord
+from durastore.spool.records import FACT_STORE_ID, PackRecord
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool, claim_idle_siblings
 from durastore.store.opening import open_store
@@ -42,8 +44,6 @@ from durastore.verify.remote import read_back
 
 __all__ = ["execute_spools", "look_at_root"]
 
-_STORE_ID = "store_id"
-_SENT = ("uploaded", "verified", "manifested")
 _PAST = ("reclaimed", "quarantined")
 
 
@@ -67,7 +67,7 @@ def look_at_root(session: Session, root: SpoolRoot) -> tuple[SpoolFacts, RemoteL
     )
     for look in spools:
         if set(look.packs.states) & set(WITH_FILE):
-            check_store_id(remote, look.facts.get(_STORE_ID), what=f"spool {root.path / look.name}")
+            check_store_id(remote, look.facts.get(FACT_STORE_ID), what=f"spool {root.path / look.name}")
     root.check()
     facts = SpoolFacts(
         prefix=session.prefix,
@@ -99,7 +99,7 @@ def _known_keys(spools: tuple[SpoolLook, ...]) -> KnownKeys:
                 past.setdefault(segment, []).extend([key] if state in _PAST else [])
             if not segment or state not in _PAST:
                 packs.append(key)
-            if state in _SENT:
+            if state in SENT:
                 sent.add(key)
     return KnownKeys(packs=texts(packs), sent=texts(sorted(sent)), segments=frozenset(segments), past=past)
 
@@ -116,7 +116,7 @@ def _damaged(session: Session, root: SpoolRoot, *, spools: tuple[SpoolLook, ...]
         if look.is_held:
             continue
         digests = _sealed_digests(look)
-        with root.folder.child(look.name) as folder, folder.child("packs") as packs:
+        with root.folder.child(look.name) as folder, folder.child(PACKS_NAME) as packs:
             for seen in hash_files(packs, digests, limit=limit):
                 if seen.digest is None:
                     found[f"{look.name}/{seen.path}"] = seen.unreadable or "was not read"

@@ -25,11 +25,12 @@ from durastore.reconcile.strangers import is_own_in_spool
 from durastore.spool.look import SpoolLook
 from durastore.spool.records import PackFile
 
-__all__ = ["WITH_FILE", "SpoolFacts", "SpoolPlan", "keys_in", "plan_spools"]
+__all__ = ["SENT", "WITH_FILE", "SpoolFacts", "SpoolPlan", "keys_in", "plan_spools"]
 
 WITH_FILE = ("open", "sealed", "uploaded", "verified", "manifested", "unknown", "conflict")
 """States of packs whose file has to be there."""
-_SENT = ("uploaded", "verified", "manifested")
+SENT = ("uploaded", "verified", "manifested")
+"""States of packs whose object was acknowledged."""
 _SALVAGED = "put aside earlier; what matched was salvaged"
 _STRANGE = "put aside earlier, and no pack on record: only here"
 _NUMBERED = re.compile(r"\.[0-9]+$")
@@ -56,7 +57,7 @@ class SpoolFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolPlan:
-    """What does not agree, and what `--apply` would do. Carried out once, by `spool_apply`."""
+    """What does not agree, and what `--apply` would do. Carried out once, by `spool_run`."""
 
     findings: tuple[FindingSet, ...]
     doubted: frozenset[str] = frozenset()
@@ -67,10 +68,6 @@ class SpoolPlan:
     orphan_packs: KeyTable | None = None
     orphan_files: KeyTable | None = None
     burial: BurialPlan = field(default_factory=BurialPlan)
-
-    @property
-    def is_agreeing(self) -> bool:
-        return all(finding.is_note for finding in self.findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +247,7 @@ def _find_objects(packs: _Packs, facts: SpoolFacts, *, gone: frozenset[ObjectKey
     """Journal against bucket: uploaded packs whose object is gone or of another size, and their keys."""
     assert facts.bucket is not None
     listed = facts.bucket.listed
-    sent = packs.are(*_SENT) & packs.has_file
+    sent = packs.are(*SENT) & packs.has_file
     is_gone = sent & (positions(packs.keys, texts([key.text for key in gone])) != NONE)
     at = positions(packs.keys, listed.keys)
     sizes = np.where(at != NONE, listed.sizes[at], NONE) if len(listed) else np.full(len(packs.keys), NONE, np.int64)

@@ -11,6 +11,7 @@ import re
 import stat as stat_module
 from collections.abc import Iterator
 
+from durastore.formats.spool_root import BALLAST_NAME, GOING_NAME, LOCK_NAME, PACKS_NAME, QUARANTINE_NAME
 from durastore.fsio.folder import Folder
 from durastore.migrate.scan import PRIVATE_NAME as MIGRATE_NAME
 from durastore.reconcile.local import OddEntry
@@ -23,8 +24,10 @@ _ROOT_FILE = re.compile(
     r"|hashed-[0-9a-f]{16}-[0-9a-f]{16}\.log|extract\.log|failures\.jsonl"
     r"|extract\.alive|extract\.sqlite(-wal|-shm)?|doctor\.log"
 )
-_SPOOL_FILE = re.compile(r"lock|ballast|(store|worker)\.status|journal-[0-9]+\.(sqlite(-wal|-shm|-journal)?|failed)")
-_SPOOL_FOLDERS = ("packs", "quarantine")
+_SPOOL_FILE = re.compile(
+    rf"{LOCK_NAME}|{BALLAST_NAME}|(store|worker)\.status|journal-[0-9]+\.(sqlite(-wal|-shm|-journal)?|failed)"
+)
+_SPOOL_FOLDERS = (PACKS_NAME, QUARANTINE_NAME)
 _JOURNAL = re.compile(r"journal-[0-9]+\.(sqlite(-wal|-shm|-journal)?|failed)(\.[0-9]+)*")
 
 
@@ -36,7 +39,7 @@ def is_own_in_spool(name: str) -> bool:
 def strangers_in(root: Folder, *, under: str = "", is_private: bool = False) -> tuple[OddEntry, ...]:
     """All of them, paths beginning with `under`. `is_private`: the root is the one inside a folder. OSError passes."""
     spools = spool_names(root)
-    folders = {*spools, "going"} if is_private else {*spools, MIGRATE_NAME}
+    folders = {*spools, GOING_NAME} if is_private else {*spools, MIGRATE_NAME}
     found = list(_odd_names(root, files=_ROOT_FILE, folders=folders, under=under))
     for name in spools:
         try:

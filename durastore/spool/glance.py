@@ -15,20 +15,20 @@ from pathlib import Path
 from urllib.parse import quote
 
 from durastore.errors import FormatUnsupported, IntegrityError, SpoolUnreadable
-from durastore.formats.spool_root import parse_spool_name
+from durastore.formats.spool_root import LOCK_NAME, QUARANTINE_NAME, parse_spool_name
 from durastore.formats.stop import StopRecord
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import holders
 from durastore.fsio.space import free_bytes
 from durastore.model import PackState
-from durastore.objectstore.probe.result import MAX_RESULT_BYTES, ProbeResult
-from durastore.objectstore.probe.saved import newest_of, opened_root
+from durastore.objectstore.probe.result import ProbeResult
+from durastore.objectstore.probe.saved import load_probes, newest_of, opened_root
 from durastore.spool.journal_db import failed_marker, has_tables, is_empty
 from durastore.spool.journal_errors import SQLITE_ERRORS
 from durastore.spool.journal_file import newest_journal
 from durastore.spool.journal_log import with_log
 from durastore.spool.journal_rows import load_packs
-from durastore.spool.records import PackRecord
+from durastore.spool.records import FACT_URL, SIDE_STATES, UNMANIFESTED, WITHOUT_FILE, PackRecord
 from durastore.spool.root import read_moved
 from durastore.spool.stops import FACT_STOPPED, stops_in_force
 
@@ -37,15 +37,6 @@ __all__ = ["JournalGlance", "PackTotals", "RootGlance", "SpoolGlance", "look_at_
 _BUSY_S = 2.0
 _MOST_COPIED_BYTES = 1 << 30
 """Of a journal and of its log, where they are read into memory."""
-_ONLY_LOCAL = (
-    PackState.OPEN,
-    PackState.SEALED,
-    PackState.UPLOADED,
-    PackState.VERIFIED,
-    PackState.UNKNOWN,
-    PackState.CONFLICT,
-)
-_GONE = (PackState.RECLAIMED, PackState.LOST, PackState.QUARANTINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +65,7 @@ class JournalGlance:
     @property
     def local_bytes(self) -> int:
         """Of the pack files on record."""
-        return sum(totals.size_bytes for state, totals in self.states.items() if state not in _GONE)
+        return sum(totals.size_bytes for state, totals in self.states.items() if state not in WITHOUT_FILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +130,7 @@ def _look_at_spool(root: Folder, name: str) -> SpoolGlance:
             problem = exc.message
         return SpoolGlance(
             name=name,
-            holders=_holders(folder.path / "lock"),
+            holders=_holders(folder.path / LOCK_NAME),
             journal=journal,
             problem=problem,
             quarantined_files=files,
@@ -157,7 +148,7 @@ def _holders(lock: Path) -> tuple[int, ...] | None:
 def _quarantine_of(folder: Folder) -> tuple[int, int]:
     files = size_bytes = 0
     try:
-        with folder.child("quarantine") as quarantine:
+        with folder.child(QUARANTINE_NAME) as quarantine:
             for name in quarantine.names():
                 try:
                     size_bytes += quarantine.identity(name).size_bytes
@@ -172,13 +163,8 @@ def _quarantine_of(folder: Folder) -> tuple[int, int]:
 def _probes(root: Folder) -> tuple[ProbeResult, ...]:
     """The newest readable result about each place."""
     found: dict[str, list[ProbeResult]] = {}
-    for name in root.names():
-        if name.startswith("probe-") and name.endswith(".json"):
-            try:
-                result = ProbeResult.parse(root.read_bytes(name, limit_bytes=MAX_RESULT_BYTES))
-            except (IntegrityError, FormatUnsupported, SpoolUnreadable):
-                continue  # not an answer
-            found.setdefault(result.target, []).append(result)
+    for result in load_probes(root):
+        found.setdefault(result.target, []).append(result)
     newest = [newest_of(results) for results in found.values()]
     return tuple(result for result in newest if result is not None)
 
@@ -194,23 +180,19 @@ def _look_at_journal(folder: Folder) -> JournalGlance | None:
         if not has_tables(conn):
             raise IntegrityError("the journal lacks a table or a column")
         records = load_packs(conn, ())
-        marks = ", ".join("?" * len(_ONLY_LOCAL))
+        marks = ", ".join("?" * len(UNMANIFESTED))
         sql = f"SELECT count(*), min(time_ns) FROM samples JOIN packs USING (pack_id) WHERE state IN ({marks})"  # noqa: S608 - question marks
-        count, oldest = conn.execute(sql, [state.value for state in _ONLY_LOCAL]).fetchone()
+        count, oldest = conn.execute(sql, [state.value for state in UNMANIFESTED]).fetchone()
         facts = dict(conn.execute("SELECT name, value FROM facts").fetchall())
     stop = facts.get(FACT_STOPPED)
     return JournalGlance(
         states=_totals(records),
         only_local_samples=int(count),
         oldest_only_local_ns=oldest if isinstance(oldest, int) else None,
-        bucket_url=facts.get("bucket_url"),
+        bucket_url=facts.get(FACT_URL),
         stop=StopRecord.of_text(stop) if isinstance(stop, str) else None,
-        troubles=tuple((r.name, r.reason or r.state.value) for r in records if _is_trouble(r)),
+        troubles=tuple((r.name, r.reason or r.state.value) for r in records if r.state in SIDE_STATES),
     )
-
-
-def _is_trouble(record: PackRecord) -> bool:
-    return record.state in (PackState.LOST, PackState.QUARANTINED, PackState.CONFLICT, PackState.UNKNOWN)
 
 
 def _totals(records: list[PackRecord]) -> dict[PackState, PackTotals]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from durastore.clock import Stamp
 from durastore.errors import DurastoreError, IntegrityError, InvalidInput
 from durastore.formats.entry_columns import EntryColumns, parse_entry_columns
-from durastore.formats.journal import SAMPLE_COLUMNS, parse_entry, parse_evidence
+from durastore.formats.journal import SAMPLE_COLUMNS, as_count, parse_entry, parse_evidence
 from durastore.fsio.identity import FileIdentity
 from durastore.model import Digest, ObjectKey, PackKind, PackState, SampleEntry, SampleId, WriterId
 from durastore.spool.records import PackFile, PackRecord
@@ -40,13 +40,13 @@ def parse_pack(row: Sequence[object]) -> PackRecord:
     try:
         texts = {index: _optional_text(row[index]) for index in (7, 9, 10, 14, 16, 17, 18)}
         return PackRecord(
-            pack_id=_count(row[0]),
+            pack_id=as_count(row[0]),
             name=_pack_name(row[1]),
             kind=PackKind(row[2]),
             state=PackState(row[3]),
             writer=WriterId(str(row[4])),
-            seq=_count(row[5]),
-            size_bytes=_count(row[6]) if row[6] is not None else None,
+            seq=as_count(row[5]),
+            size_bytes=as_count(row[6]) if row[6] is not None else None,
             digest=Digest(texts[7]) if texts[7] is not None else None,
             crc64nvme=_optional_text(row[8]),
             key=ObjectKey(texts[9]) if texts[9] is not None else None,
@@ -61,8 +61,8 @@ def parse_pack(row: Sequence[object]) -> PackRecord:
             manifested_at=Stamp.parse(texts[18]) if texts[18] is not None else None,
             intent=_optional_text(row[19]),
             reason=_optional_text(row[20]),
-            sample_count=_count(row[21]),
-            part_bytes=_count(row[22]) if row[22] is not None else None,
+            sample_count=as_count(row[21]),
+            part_bytes=as_count(row[22]) if row[22] is not None else None,
         )
     except (TypeError, ValueError, InvalidInput) as exc:
         raise IntegrityError(f"a pack row of the journal cannot be read: {exc}") from exc
@@ -77,12 +77,6 @@ def _pack_name(value: object) -> str:
 def _optional_text(value: object) -> str | None:
     if value is not None and not isinstance(value, str):
         raise TypeError(f"expected text, found {type(value).__name__}")
-    return value
-
-
-def _count(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError(f"expected a whole number, found {value!r:.40}")
     return value
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from durastore.errors import DiskFailed, FormatUnsupported, SpoolUnreadable
 from durastore.formats.journal import check_version
+from durastore.formats.spool_root import LOCK_NAME, PACKS_NAME, QUARANTINE_NAME, parse_spool_name
 from durastore.fsio.folder import Folder
 from durastore.fsio.lock import FlockedFile
 from durastore.spool.journal_db import connect
@@ -24,7 +25,6 @@ from durastore.spool.journal_file import newest_journal
 __all__ = ["FileColumns", "PackColumns", "SpoolLook", "look_at_spool", "spool_names"]
 
 _CHUNK_ROWS = 50_000
-_LOCK = "lock"
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class SpoolLook:
 
 def spool_names(root: Folder) -> list[str]:
     """The spools of a root, sorted."""
-    return [name for name in root.names() if len(name) > 3 and name.startswith("w-") and name[2:].isdigit()]
+    return [name for name in root.names() if parse_spool_name(name) is not None]
 
 
 def look_at_spool(root: Folder, name: str) -> SpoolLook:
@@ -77,9 +77,9 @@ def look_at_spool(root: Folder, name: str) -> SpoolLook:
     """
     try:
         with root.child(name) as folder:
-            lock = FlockedFile.try_lock(folder, _LOCK) if folder.has(_LOCK) else None
+            lock = FlockedFile.try_lock(folder, LOCK_NAME) if folder.has(LOCK_NAME) else None
             try:
-                is_held = lock is None and folder.has(_LOCK)
+                is_held = lock is None and folder.has(LOCK_NAME)
                 return _look(folder, name, is_held=is_held)
             finally:
                 if lock is not None:
@@ -101,8 +101,8 @@ def _look(folder: Folder, name: str, *, is_held: bool) -> SpoolLook:
         packs=packs,
         facts=facts,
         writers=writers,
-        files=_files(folder, "packs"),
-        quarantined=_files(folder, "quarantine"),
+        files=_files(folder, PACKS_NAME),
+        quarantined=_files(folder, QUARANTINE_NAME),
         fault=fault,
     )
 

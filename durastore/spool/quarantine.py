@@ -25,7 +25,7 @@ from durastore.errors import (
     SpoolUnreadable,
 )
 from durastore.formats.pack import RUN_MEMBER, PackMember, iter_pack
-from durastore.formats.spool_root import parse_spool_name
+from durastore.formats.spool_root import QUARANTINE_NAME, parse_spool_name
 from durastore.fsio.folder import Folder
 from durastore.fsio.relocate import relocate
 from durastore.model import PackKind, PackState
@@ -38,7 +38,6 @@ from durastore.spool.records import PackFile
 __all__ = ["QuarantinedFile", "ReleasedFile", "find_quarantined", "release_quarantined"]
 
 _NUMBERED = re.compile(r"(.+)\.[0-9]{1,4}")
-_QUARANTINE = "quarantine"
 _FINISHED = (PackState.RECLAIMED, PackState.LOST, PackState.QUARANTINED)
 """The object gave every byte back, what was good in the file has been saved, or it is a person's to judge."""
 
@@ -113,7 +112,7 @@ def release_quarantined(local: Path, name: str, *, to: Path) -> ReleasedFile:
         real, real_root = Path(os.path.realpath(to)), Path(os.path.realpath(local))
         if real == real_root or real_root in real.parents:
             raise ConfigError(f"{to} lies inside the spool root", hint="give a folder outside of it")
-        with root.child(spool) as folder, folder.child(_QUARANTINE) as quarantine:
+        with root.child(spool) as folder, folder.child(QUARANTINE_NAME) as quarantine:
             _refuse_needed(folder, file_name)
             _move(quarantine, file_name, to=real)
     return ReleasedFile(place=f"{spool}/{file_name}", path=real / file_name)
@@ -163,7 +162,7 @@ def _quarantines(root: Folder) -> Iterator[tuple[str, Folder, Folder]]:
     """Each spool's name, folder and quarantine folder, open while it is looked at."""
     for spool in root.names():
         if parse_spool_name(spool) is not None:
-            with suppress(FileNotFoundError), root.child(spool) as folder, folder.child(_QUARANTINE) as quarantine:
+            with suppress(FileNotFoundError), root.child(spool) as folder, folder.child(QUARANTINE_NAME) as quarantine:
                 yield spool, folder, quarantine
 
 

@@ -15,10 +15,10 @@ from collections.abc import Container, Iterable
 from durastore.codec.decode import scan_sample
 from durastore.errors import IntegrityError
 from durastore.formats.pack import RUN_MEMBER, TRAILER, PackMember, iter_pack
-from durastore.formats.runs import MAX_RUN_BYTES, parse_run
+from durastore.formats.runs import parse_run
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import identify
-from durastore.model import Digest, PackKind, SampleEntry
+from durastore.model import MAX_RUN_BYTES, Digest, PackKind, SampleEntry
 from durastore.spool.journal import Journal
 from durastore.spool.pack_bytes import read_exact, reader_of, sync_file
 from durastore.spool.records import PackFile
@@ -35,9 +35,8 @@ def rebuild_journal(
     is_lost: bool = True,
 ) -> list[str]:
     """Journal every unknown pack file of `names`; returns those that gave samples. Samples whose header digest is in
-    `held` are left out. `is_lost`: the journal was lost; else what is
-    in the files is in doubt (`Journal.doubtful_packs`).
-    Safe to repeat. `SpoolUnreadable` if a file cannot be read.
+    `held` are left out. `is_lost`: the journal was lost; else what is in the files is in doubt
+    (`Journal.doubtful_packs`). Safe to repeat. `SpoolUnreadable` if a file cannot be read.
     """
     known = {record.name for record in journal.packs()}
     rebuilt: list[str] = []

@@ -16,9 +16,13 @@ from durastore.model import Digest, Evidence, ObjectKey, PackKind, PackState, Sa
 __all__ = [
     "FACT_DOUBTFUL",
     "FACT_OLDER",
+    "FACT_PREFIX",
     "FACT_REBUILD",
+    "FACT_STORE_ID",
+    "FACT_URL",
     "SIDE_STATES",
     "UNMANIFESTED",
+    "WITHOUT_FILE",
     "LostSample",
     "PackFile",
     "PackRecord",
@@ -29,6 +33,12 @@ __all__ = [
     "is_step_back",
 ]
 
+FACT_PREFIX = "prefix"
+"""Of the object keys that this spool gives its packs."""
+FACT_STORE_ID = "store_id"
+"""Of the durastore that the spool was filled for, as its bucket's marker has it."""
+FACT_URL = "bucket_url"
+"""Of the bucket and prefix that the spool was filled for."""
 FACT_OLDER = "older"
 """Set before a file is read back that shows this journal to be older than its spool: no state is to be trusted."""
 FACT_DOUBTFUL = "doubtful "
@@ -43,6 +53,8 @@ UNMANIFESTED = (
     PackState.UNKNOWN,
     PackState.CONFLICT,
 )
+WITHOUT_FILE = frozenset({PackState.RECLAIMED, PackState.LOST, PackState.QUARANTINED})
+"""What such a pack had of a file among the packs was freed, or set aside."""
 SIDE_STATES = frozenset({PackState.UNKNOWN, PackState.CONFLICT, PackState.QUARANTINED, PackState.LOST})
 _ORDER = (
     PackState.OPEN,

@@ -7,7 +7,6 @@ identity is compared before anything is freed. Must never create, move or drop a
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import stat as stat_module
@@ -15,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from durastore.errors import DiskFailed, RootMismatch, SpoolUnreadable, UnsupportedFilesystem
+from durastore.errors import NO_ROOM, DiskFailed, RootMismatch, SpoolUnreadable, UnsupportedFilesystem
 from durastore.formats.spool_root import (
     INCOMING_NAME,
     MOVED_NAME,
@@ -103,7 +102,7 @@ class SpoolRoot:
 
 
 def _unopened(path: Path, exc: OSError) -> DiskFailed:
-    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+    if exc.errno in NO_ROOM:
         hint = "free some space on this disk, or use another --local"
         return DiskFailed(f"making spool root {path}: {exc.strerror}", hint=hint, errno=exc.errno)
     return SpoolUnreadable(f"spool root {path}: {exc.strerror or exc}", errno=exc.errno)

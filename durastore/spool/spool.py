@@ -21,11 +21,17 @@ from durastore.errors import (
     SpoolUnreadable,
     UnsupportedFilesystem,
 )
-from durastore.formats.spool_root import parse_spool_name, render_spool_name
+from durastore.formats.spool_root import (
+    BALLAST_NAME,
+    LOCK_NAME,
+    PACKS_NAME,
+    QUARANTINE_NAME,
+    parse_spool_name,
+    render_spool_name,
+)
 from durastore.formats.status import SLOT_BYTES
 from durastore.fsio.ballast import Ballast
 from durastore.fsio.folder import Folder
-from durastore.fsio.identity import FileIdentity
 from durastore.fsio.lock import FlockedFile
 from durastore.fsio.publish import publish
 from durastore.fsio.space import disk_bytes, free_bytes
@@ -34,17 +40,14 @@ from durastore.model import Evidence, PackState, WriterId
 from durastore.spool.journal import Journal, PackRecord
 from durastore.spool.journal_file import set_aside
 from durastore.spool.pack_bytes import is_sealed_content
+from durastore.spool.records import FACT_PREFIX, WITHOUT_FILE
 from durastore.spool.recovery import RecoveryReport, recover_spool
 from durastore.spool.root import SpoolRoot
 from durastore.spool.salvage import Place, SalvageReport, salvage_pack
 
 __all__ = ["Spool", "claim_idle_siblings", "find_locked", "spool_numbers"]
 
-_LOCK = "lock"
-_BALLAST = "ballast"
 _BALLAST_BYTES = 32 << 20
-_FACT_PREFIX = "prefix"
-_SETTLED = {PackState.RECLAIMED, PackState.LOST, PackState.QUARANTINED}
 
 
 class Spool:
@@ -57,14 +60,14 @@ class Spool:
         self.writer = WriterId.mint()
         self._folder = folder
         self._lock = lock
-        self._lock_identity = folder.identity(_LOCK)
+        self._lock_identity = folder.identity(LOCK_NAME)
         self._prefix: str | None = None
         with ExitStack() as opened:
-            self.packs_folder = opened.enter_context(folder.ensure_child("packs"))
-            self.quarantine_folder = opened.enter_context(folder.ensure_child("quarantine"))
+            self.packs_folder = opened.enter_context(folder.ensure_child(PACKS_NAME))
+            self.quarantine_folder = opened.enter_context(folder.ensure_child(QUARANTINE_NAME))
             for made in (root.folder, folder, self.packs_folder, self.quarantine_folder):
                 made.sync()  # names that an earlier process made and could not sync any more
-            self.ballast = Ballast(folder, _BALLAST, size_bytes=_BALLAST_BYTES)
+            self.ballast = Ballast(folder, BALLAST_NAME, size_bytes=_BALLAST_BYTES)
             # a spool on a full disk must open, or nothing could ever be drained from it
             self.ballast.release_if_scarce()
             self.journal = Journal(
@@ -114,7 +117,7 @@ class Spool:
 
         `ConfigError` if the spool still holds packs for another prefix: their keys would change.
         """
-        known = self.journal.get_fact(_FACT_PREFIX)
+        known = self.journal.get_fact(FACT_PREFIX)
         if known is not None and known != prefix:
             left = [record for record in self.journal.packs() if record.state is not PackState.RECLAIMED]
             if left:
@@ -123,7 +126,7 @@ class Spool:
                     hint="open that prefix with this spool first, or use another --local",
                 )
         if known != prefix:
-            self.journal.set_fact(_FACT_PREFIX, prefix)
+            self.journal.set_fact(FACT_PREFIX, prefix)
         self._prefix = prefix
 
     def recover(self) -> RecoveryReport:
@@ -214,9 +217,9 @@ class Spool:
             raise SpoolLocked(f"the lock of spool {self.path} is not held by this process")
         self.root.check()
         try:
-            with self.root.folder.child(self.path.name) as folder, folder.child("packs") as packs:
-                lock = folder.identity(_LOCK)
-                is_same = _is_same(packs, self.packs_folder) and _is_same_file(lock, self._lock_identity)
+            with self.root.folder.child(self.path.name) as folder, folder.child(PACKS_NAME) as packs:
+                lock = folder.identity(LOCK_NAME)
+                is_same = _is_same(packs, self.packs_folder) and lock.is_same_inode(self._lock_identity)
         except OSError as exc:
             raise RootMismatch(f"spool {self.path} is not there any more: {exc.strerror}") from exc
         if not is_same:
@@ -251,7 +254,7 @@ def claim_idle_siblings(root: SpoolRoot, *, clock: Clock) -> list[Spool]:
             if spool is None:
                 continue
             held.callback(spool.close)
-            if spool.packs_folder.names() or spool.journal.count_by_state().keys() - _SETTLED:
+            if spool.packs_folder.names() or spool.journal.count_by_state().keys() - WITHOUT_FILE:
                 claimed.append(spool)
             else:
                 spool.close()
@@ -268,7 +271,7 @@ def find_locked(root: SpoolRoot, *, held: Iterable[Spool]) -> list[str]:
         if name in own:
             continue
         with root.folder.child(name) as folder:
-            lock = FlockedFile.try_lock(folder, _LOCK)
+            lock = FlockedFile.try_lock(folder, LOCK_NAME)
             if lock is None:
                 locked.append(name)
             else:
@@ -295,11 +298,11 @@ def _try_claim(root: SpoolRoot, number: int, *, clock: Clock) -> Spool | None:
 def _claimed(root: SpoolRoot, number: int, *, clock: Clock) -> Spool | None:
     with ExitStack() as opened:
         folder = opened.enter_context(root.folder.ensure_child(render_spool_name(number)))
-        lock = FlockedFile.try_lock(folder, _LOCK)
+        lock = FlockedFile.try_lock(folder, LOCK_NAME)
         if lock is None:
             return None
         opened.callback(lock.close)
-        if FlockedFile.try_lock(folder, _LOCK) is not None:
+        if FlockedFile.try_lock(folder, LOCK_NAME) is not None:
             # a file system that emulates locks per process grants it twice (case B125)
             raise UnsupportedFilesystem(f"locks on {folder.path} do not exclude", hint="use a local disk for the spool")
         root.check()  # with the lock in hand: a migrate that marks the root after this sees the spool
@@ -311,7 +314,3 @@ def _claimed(root: SpoolRoot, number: int, *, clock: Clock) -> Spool | None:
 def _is_same(one: Folder, other: Folder) -> bool:
     first, second = os.fstat(one.fd), os.fstat(other.fd)
     return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
-
-
-def _is_same_file(one: FileIdentity, other: FileIdentity) -> bool:
-    return (one.dev, one.inode) == (other.dev, other.inode)

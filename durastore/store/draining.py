@@ -18,11 +18,11 @@ from durastore.model import PackState
 from durastore.objectstore.location import BucketUrl
 from durastore.objectstore.probe.saved import opened_root
 from durastore.observe.events import LOGGER
+from durastore.spool.records import FACT_URL
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool, claim_idle_siblings, find_locked
 from durastore.store.lane import Lane
 from durastore.store.opening import open_idle
-from durastore.store.settling import FACT_URL
 from durastore.store.store import Store
 
 __all__ = ["DrainReport", "DrainedSpool", "LeftPack", "drain_root"]

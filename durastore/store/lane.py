@@ -120,7 +120,7 @@ class Lane:
                             self._services.clock.wait(board.changed, _TICK_S)
         except DurastoreError as exc:
             board.fail(exc)
-        except Exception as exc:  # noqa: BLE001 - a dead pipeline must stop `put`, not pass unseen
+        except BaseException as exc:  # noqa: BLE001 - a dead pipeline must stop `put`; a library's panic is no `Exception`
             LOGGER.exception("lane %d stopped", self.number)
             error = StoreClosed(
                 f"the upload pipeline stopped: {exc!r}", hint="local files are kept; open the store again"

@@ -92,6 +92,8 @@ class OptionOverrides(TypedDict, total=False):
     pack_target_bytes: int
     single_pack_bytes: int
     is_any_filesystem_allowed: bool
+    reclaim_batch_packs: int
+    reclaim_batch_bytes: int
     evidence_ttl_s: float
     receipt_ttl_s: float
     clock: Clock

@@ -14,22 +14,19 @@ from durastore.formats.keys import pack_listing_prefix, parse_pack_key, parse_se
 from durastore.model import Evidence, ObjectKey, PackState, WriterId
 from durastore.observe.events import LOGGER
 from durastore.spool.journal import PackRecord
-from durastore.spool.records import FACT_OLDER
+from durastore.spool.records import FACT_OLDER, FACT_STORE_ID, FACT_URL
 from durastore.spool.spool import Spool
 from durastore.store.made_again import drop_made_again, fetch_tombstones, move_buried, settle_doubtful
 from durastore.store.segmenter import bury
 from durastore.store.services import Services
 
-__all__ = ["FACT_URL", "Settling"]
+__all__ = ["Settling"]
 
 _PROVEN = (PackState.UPLOADED, PackState.VERIFIED, PackState.MANIFESTED, PackState.UNKNOWN)
 _SECOND_LOOK_S = 1.0
-_STORE_ID = "store_id"
 _ROOT_ID = "root_id"
 _COPIED_FROM = "copied_from"
 """The root that the packs of this spool were copied from, which may still be in use."""
-FACT_URL = "bucket_url"
-"""The bucket and prefix that a spool was filled for."""
 _PLACE = "bucket_place"
 
 
@@ -75,7 +72,7 @@ class Settling:
     def _check_bucket(self, spool: Spool) -> None:
         """The spool was filled for this bucket; one re-created under the same name voids every proof (case B164)."""
         journal = spool.journal
-        known_id, known_url = journal.get_fact(_STORE_ID), journal.get_fact(FACT_URL)
+        known_id, known_url = journal.get_fact(FACT_STORE_ID), journal.get_fact(FACT_URL)
         if known_id is not None and known_id != self._store_id:
             left = [r for r in journal.packs(PackState.SEALED, PackState.CONFLICT, *_PROVEN) if r.sample_count]
             left += [r for r in journal.packs(PackState.LOST) if _is_unburied(spool, r)]
@@ -88,7 +85,7 @@ class Settling:
             self._void(spool, "the bucket was re-created")
         elif journal.get_fact(_PLACE) not in (None, self._place):
             self._doubt_copy(spool)
-        journal.set_fact(_STORE_ID, self._store_id)
+        journal.set_fact(FACT_STORE_ID, self._store_id)
         journal.set_fact(FACT_URL, self._url)
         journal.set_fact(_PLACE, self._place)
 

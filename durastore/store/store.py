@@ -219,7 +219,7 @@ class Store:
     def drain(self, timeout_s: float | None = None) -> None:
         """`flush`, then block until every local pack that may go has been reclaimed (`settle_s` after its upload).
 
-        With `reclaim="never"` it only flushes. Raises as `flush`, and `TimeoutError`.
+        With `reclaim="never"` it only flushes. Raises as `flush`; `timeout_s` holds for each of the two waits.
         """
         self.flush(timeout_s)
         self._barrier.drain(timeout_s)

@@ -27,7 +27,7 @@ from durastore.model import ObjectKey
 from durastore.objectstore.classify import NO_CREDENTIALS_HINT, classify
 from durastore.objectstore.location import S3Options
 from durastore.objectstore.port import Body, ObjectStat, PartReply, WriteReply
-from durastore.objectstore.s3_client import expecting_owner, refuse_blind_redirect, shared_loader
+from durastore.objectstore.s3_client import expecting_owner, refuse_blind_redirect, shared_loader, without_expect
 from durastore.objectstore.s3_read import is_archived, server_time_of
 from durastore.objectstore.s3_thrift import spare_repeated_work
 from durastore.upload.port import Transport, TransportFactory
@@ -230,11 +230,6 @@ def _stat(key: ObjectKey, answer: Mapping[str, Any]) -> ObjectStat:
     )
 
 
-def _without_expect(request: Any, **_: Any) -> None:
-    # aiohttp would wait for the 100 without end, and not every server sends one.
-    del request.headers["Expect"]
-
-
 def _config(options: S3Options, *, style: str, max_requests: int) -> Any:
     from aiobotocore.config import AioConfig
     from aiobotocore.httpsession import AIOHTTPSession
@@ -289,7 +284,7 @@ async def _open_client(stack: AsyncExitStack, bucket: str, *, options: S3Options
     if style == "auto" and _is_path_style(bucket, str(client.meta.endpoint_url)):
         client = await opened("path")
     spare_repeated_work(client, core.get_component("data_loader"))
-    client.meta.events.register("before-sign.s3", _without_expect)
+    client.meta.events.register("before-sign.s3", without_expect)
     client.meta.events.register("response-received.s3", refuse_blind_redirect)
     if options.bucket_owner is not None:
         client.meta.events.register("before-sign.s3", expecting_owner(options.bucket_owner))

@@ -57,10 +57,10 @@ def verify_copy(copied: CopiedFile, *, source_fd: int, target: TargetFile, clock
     source, now = identify(source_fd), identify(target.fd)
     if not are_apart(source_fd, target.fd):
         raise NotVerified(f"{copied.path}: source and copy are on one device")
-    if not _is_same_file(source, copied.source):
+    if not source.is_same_renamed(copied.source):  # the change time was compared before the move
         raise NotVerified(f"{copied.path}: the source is not the file that was copied")
     named = target.folder.identity(target.name)
-    if (named.dev, named.inode) != (now.dev, now.inode):
+    if not named.is_same_inode(now):
         raise NotVerified(f"{copied.path}: another file has the name of the copy")
     if now.size_bytes != source.size_bytes:
         raise NotVerified(f"{copied.path}: the copy has {now.size_bytes} bytes, the source {source.size_bytes}")
@@ -73,13 +73,3 @@ def verify_copy(copied: CopiedFile, *, source_fd: int, target: TargetFile, clock
     if not copied.is_quiet and digest_of(source_fd) != copied.digest:
         raise NotVerified(f"{copied.path}: the source was written to while it was copied")
     return mint_copy(identity=source, target=now, digest=copied.digest, clock=clock, ttl_s=RECEIPT_TTL_S)
-
-
-def _is_same_file(now: FileIdentity, then: FileIdentity) -> bool:
-    """All but the change time, which moving the name set anew; before the move it was compared too."""
-    return (now.dev, now.inode, now.size_bytes, now.mtime_ns) == (
-        then.dev,
-        then.inode,
-        then.size_bytes,
-        then.mtime_ns,
-    )

@@ -44,8 +44,7 @@ def verify_ingested(staged: StagedFile, *, fd: int, holds: Callable[[], bool], c
     raises passes.
     """
     now = identify(fd)
-    then = staged.identity
-    if (now.dev, now.inode, now.size_bytes, now.mtime_ns) != (then.dev, then.inode, then.size_bytes, then.mtime_ns):
+    if not now.is_same_renamed(staged.identity):
         raise NotVerified(f"{staged.path}: it is not the file that was parsed")
     if not holds():
         raise NotVerified(f"{staged.path}: the store does not hold its sample")

@@ -52,7 +52,7 @@ def _run_once(code: str) -> tuple[float, subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.parametrize("code", [f"import durastore; {_REPORT}", _HELP], ids=["import", "help"])
-def test_cheap(code: str) -> None:
+def test_no_heavy_package_is_loaded_before_it_is_needed(code: str) -> None:
     seconds, done = _run(code)
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", f"heavy packages were imported: {done.stderr}"

@@ -18,7 +18,7 @@ FOREIGN_SIGNATURES = {
 LAZY_PACKAGES = {"durastore/__init__.py"}
 
 
-def test_sizes() -> None:
+def test_nothing_is_oversized() -> None:
     found = [use for use in find_oversized(REPO) if (use.file, use.function) not in FOREIGN_SIGNATURES]
     assert found == [], "\n" + "\n".join(map(str, found))
 
@@ -27,7 +27,7 @@ def test_no_exemption_is_left_over() -> None:
     assert {(use.file, use.function) for use in find_oversized(REPO)} >= set(FOREIGN_SIGNATURES)
 
 
-def test_names() -> None:
+def test_no_name_says_nothing() -> None:
     assert find_unsaying_names(REPO) == []
 
 

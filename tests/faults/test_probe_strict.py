@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from durastore.errors import BucketMissing, CredentialsRefused, EndpointUnreachable
+from durastore.errors import BucketMissing, CredentialsRefused, EndpointUnreachable, PermissionRefused
 from durastore.model import EvidenceLevel
 from durastore.objectstore.location import BucketUrl, S3Options
 from durastore.objectstore.probe import multipart
@@ -15,8 +15,10 @@ from durastore.objectstore.probe.opening import opened_probe_port
 from durastore.objectstore.probe.result import ChecksumKind, Outcome, ProbeResult
 from durastore.objectstore.probe.run import PROBE_FOLDER, run_probe
 from durastore.testing.strict_s3 import PROFILES, Lie, Rule, StrictS3
+from durastore_cli.main import run
 
 ATTESTED, READ_BACK = EvidenceLevel.ATTESTED, EvidenceLevel.READ_BACK
+OWNER = "111122223333"
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +195,23 @@ def test_where_nothing_can_be_asked(strict: StrictS3, monkeypatch: pytest.Monkey
         pytest.raises(EndpointUnreachable),
     ):
         run_probe(port, "")
+
+
+def test_a_probe_sends_no_byte_to_a_bucket_of_another_account(
+    strict: StrictS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # case B170
+    bucket = strict.make_bucket(owner=OWNER)
+    url = BucketUrl.parse(f"s3://{bucket}/run")
+    command = ["probe", "--bucket", url.render(), "--endpoint-url", strict.endpoint_url]
+    strict.script(Rule(lie=Lie.SMALL_PARTS))
+    monkeypatch.setenv("DURASTORE_BUCKET_OWNER", "999988887777")
+    assert run(command) == PermissionRefused.exit_code
+    assert strict.keys(bucket) == []
+    monkeypatch.setenv("DURASTORE_BUCKET_OWNER", OWNER)
+    assert run(command) == 0
+    assert strict.keys(bucket)
+    strict.script()
 
 
 def test_the_result_is_about_who_wrote_and_where(strict: StrictS3, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,9 @@ def s3(strict_s3: StrictS3) -> Any:
         (Rule(lie=Lie.CLOCK_SKEW), 403, "RequestTimeTooSkewed"),
     ],
 )
-def test_refusals(strict_s3: StrictS3, bucket: str, s3: Any, rule: Rule, status: int, code: str) -> None:
+def test_a_request_is_refused_as_the_rule_says(
+    strict_s3: StrictS3, bucket: str, s3: Any, rule: Rule, status: int, code: str
+) -> None:
     # case B50, case B107, case B149, case B150, case B156, case B165
     strict_s3.script(Rule(lie=rule.lie, op="put", first=2, count=2, amount=rule.amount, text=rule.text))
     s3.put_object(Bucket=bucket, Key="first", Body=BODY)

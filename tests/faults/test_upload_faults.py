@@ -297,7 +297,7 @@ def test_b156_the_retry_budget_ends(
     assert_arrived(bench, pack)
 
 
-def test_nobody_there(bench: Bench) -> None:
+def test_an_endpoint_that_is_gone_is_told_as_unreachable(bench: Bench) -> None:
     with FaultyS3() as gone:
         pass
     pack = bench.pack(1000)

@@ -159,7 +159,7 @@ def test_only_keys_of_its_own_are_touched(
     assert s3_client.list_multipart_uploads(Bucket=bucket).get("Uploads", []) == []
 
 
-def test_the_command(
+def test_the_command_tells_each_check_and_no_secret(
     seaweed: SeaweedServer, bucket: str, aws_env: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["probe", "--bucket", f"s3://{bucket}/p", "--endpoint-url", seaweed.endpoint_url]

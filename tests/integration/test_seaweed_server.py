@@ -65,6 +65,24 @@ def test_a_kill_of_the_starter_ends_the_server_and_the_next_start_has_its_data(t
     server.stop()  # safe to repeat
 
 
+def test_a_start_that_is_interrupted_leaves_no_server_and_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids: list[int] = []
+
+    def interrupted(server: SeaweedServer, _: object) -> bool:
+        pids.append(server.pid)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SeaweedServer, "_wait_ready", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            SeaweedServer.start(tmp_path / "server", log=tmp_path / "log")
+    assert len(pids) == 1
+    assert not _is_running(pids[0])
+    SeaweedServer.start(tmp_path / "server", log=tmp_path / "log").stop()
+
+
 def test_it_listens_on_loopback_only_and_refuses_strangers(seaweed: SeaweedServer) -> None:
     stranger = boto3.client(
         "s3",

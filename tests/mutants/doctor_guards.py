@@ -52,7 +52,7 @@ _PACK_GUARDS = (
         "doctor/pack_look.py",
         "doctor-works-in-a-spool-at-work",
         clause="a live process keeps its spool",
-        change=('        if lock is None and folder.has("lock"):\n', "        if False:\n"),
+        change=("        if lock is None and folder.has(LOCK_NAME):\n", "        if False:\n"),
         test=f"{_PACKS}::test_a_spool_at_work_is_not_touched_and_nothing_is_to_be_resumed",
     ),
     _mutant(

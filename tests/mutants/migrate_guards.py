@@ -57,7 +57,7 @@ _COPYING = (
         "migrate/copying.py",
         "full-disk-met-again-and-again",
         clause="ENOSPC stops at once",
-        change=("            if cause.errno in _FULL:\n", "            if False:\n"),
+        change=("            if cause.errno in NO_ROOM:\n", "            if False:\n"),
         test=f"{_COPY_TESTS}::test_a_full_disk_stops_at_once",
     ),
     _mutant(
@@ -137,14 +137,14 @@ _COPYING = (
         "migrate/existing.py",
         "source-is-its-own-copy",
         clause=_PROOF,
-        change=("    if (there.dev, there.inode) == (ours.dev, ours.inode):\n", "    if False:\n"),
+        change=("    if there.is_same_inode(ours):\n", "    if False:\n"),
         test=f"{_COPY_TESTS}::test_another_name_of_the_source_is_no_copy",
     ),
     _mutant(
         "migrate/record.py",
         "record-of-any-file",
         clause="a record counts for the very files only",
-        change=("if _is_same(then.source, source) and _is_same(then.target, target):", "if True:"),
+        change=("if source.is_same_remounted(then.source) and target.is_same_remounted(then.target):", "if True:"),
         test=f"{_COPY_TESTS}::test_a_record_counts_for_the_very_files_only",
     ),
     _mutant(
@@ -224,14 +224,14 @@ _FREEING = (
         "verify/copied.py",
         "copy-of-another-source",
         clause=_PROOF,
-        change=("    if not _is_same_file(source, copied.source):\n", "    if False:\n"),
+        change=("    if not source.is_same_renamed(copied.source):", "    if False:"),
         test=_PROOF_TESTS,
     ),
     _mutant(
         "verify/copied.py",
         "name-of-the-copy-not-compared",
         clause=_PROOF,
-        change=("    if (named.dev, named.inode) != (now.dev, now.inode):\n", "    if False:\n"),
+        change=("    if not named.is_same_inode(now):\n", "    if False:\n"),
         test=_PROOF_TESTS,
     ),
     _mutant(
@@ -349,7 +349,7 @@ _FREEING = (
         "reclaim/copied.py",
         "copied-newer-file-taken",
         clause="fstat the moved inode; a mismatch is moved back",
-        change=("        if (moved.dev, moved.inode) != (ours.dev, ours.inode):\n", "        if False:\n"),
+        change=("        if not place.going.identity(private).is_same_inode(identify(fd)):\n", "        if False:\n"),
         test=_DOOR_TESTS,
     ),
     _mutant(

@@ -190,7 +190,7 @@ def test_nested_keys_come_out_flat_and_what_is_no_tensor_as_plain_values() -> No
     assert list(parse_foreign(saved(torch.ones(2, 2)), path="x.pt").arrays) == ["hidden_states"]
 
 
-def test_names() -> None:
+def test_a_stem_is_the_name_without_the_suffix_of_a_format() -> None:
     assert [stem_of(name) for name in ("a/data_1.ckpt.gz", "data_1.pt", "x.gz", ".pt", "a/.ckpt.gz", "b.npy")] == [
         "data_1",
         "data_1",

@@ -308,7 +308,7 @@ def test_rules_that_are_none(text: str) -> None:
         parse_id_rule(text)
 
 
-def test_numbers_in_names() -> None:
+def test_a_row_is_the_number_that_a_name_ends_in() -> None:
     rule = IdRule(kind="row")
     names: dict[str, int | None] = {"data_17.pt": 17, "a2/hs_003.safetensors": 3, "9.ckpt.gz": 9}
     names |= dict.fromkeys(["x.pt", "1x.pt", "1" * 30 + ".pt"])

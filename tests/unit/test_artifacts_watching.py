@@ -60,6 +60,10 @@ def test_what_time_does_not_heal_ends_the_watch(tmp_path: Path) -> None:
         run(tmp_path, [CredentialsRefused("no")], every_s=5)
 
 
+class Panic(BaseException):
+    """What Rust libraries raise for a panic is no `Exception`."""
+
+
 class Loop:
     """`Artifacts` whose pushes a test lets go one by one."""
 
@@ -77,7 +81,7 @@ class Loop:
         self.begun.release()
         assert self.let_go.acquire(timeout=20)
         outcome = self.outcomes.pop(0) if self.outcomes else PushReport(name="n", snapshot=REF)
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, BaseException):
             raise outcome
         assert isinstance(outcome, PushReport)
         return outcome
@@ -118,6 +122,11 @@ def test_a_push_that_failed_is_told_at_the_next_call(tmp_path: Path, monkeypatch
         loop.artifacts.close()
     loop.artifacts.saved()
     with pytest.raises(OSError, match="the disk went"):
+        loop.artifacts.close()
+    loop.outcomes = [Panic("a library's own")]
+    loop.let_go.release()
+    loop.artifacts.saved()
+    with pytest.raises(DurastoreError, match="Panic: a library's own"):
         loop.artifacts.close()
     with pytest.raises(KeyError), loop.artifacts:  # what ends the loop is not hidden by what ends the push
         raise KeyError("the loop's own")

@@ -8,6 +8,7 @@ import pytest
 
 from durastore.config import PROJECT_FILE, StoreOptions, option_names, parse_size, resolve_options, resolve_place
 from durastore.errors import ConfigError
+from durastore.store.opening import OptionOverrides
 
 GIB = 1 << 30
 
@@ -155,3 +156,7 @@ def test_places_follow_the_same_precedence(tmp_path: Path) -> None:
 def test_every_option_is_documented() -> None:
     text = (Path(__file__).parents[2] / "docs/operations/options.md").read_text(encoding="utf-8")
     assert [name for name in option_names() if f"`{name}`" not in text] == []
+
+
+def test_every_option_is_one_of_open_for_a_type_checker() -> None:
+    assert set(OptionOverrides.__annotations__) == {*option_names(), "clock", "observer", "objects"}

@@ -16,10 +16,17 @@ from durastore.codec.encode import SampleContext, encode_sample
 from durastore.codec.header import parse_header
 from durastore.dataset import restore as restore_module
 from durastore.dataset.restore import RestoreReport, RestoreRequest, restore_samples
-from durastore.errors import EndpointUnreachable, InvalidInput, StoreMissing
-from durastore.formats.segment import VERBATIM_SCHEMA
+from durastore.errors import (
+    BucketMissing,
+    CredentialsRefused,
+    DurastoreError,
+    EndpointUnreachable,
+    InvalidInput,
+    StoreMissing,
+)
 from durastore.fsio.publish import publish
-from durastore.model import Digest, ManifestRow, ObjectFacts, ObjectKey, SampleEntry, SampleId
+from durastore.fsio.relocate import relocate
+from durastore.model import VERBATIM_SCHEMA, Digest, ManifestRow, ObjectFacts, ObjectKey, SampleEntry, SampleId
 from durastore.objectstore.memory import MemoryStore
 from durastore.read import landing as landing_module
 from durastore.testing.faulty import Fault, FaultRule, FaultyStore
@@ -275,6 +282,26 @@ def test_an_object_that_is_gone_costs_only_its_samples(bucket: Bucket, tmp_path:
     assert "doc/0" in report.failed[0].error.message
 
 
+@pytest.mark.parametrize("error", [BucketMissing, CredentialsRefused, EndpointUnreachable])
+@pytest.mark.parametrize("large_bytes", [1, 1 << 30])
+def test_what_no_other_sample_fares_better_with_ends_it(
+    bucket: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[DurastoreError],
+    large_bytes: int,
+) -> None:
+    class Refusing(FaultyStore):
+        def fetch(self, key: ObjectKey, **asked: Any) -> bytes:
+            if "/packs/" in key.text:
+                raise error("for every key")
+            return super().fetch(key, **asked)
+
+    monkeypatch.setattr(restore_module, "_LARGE_BYTES", large_bytes)
+    with pytest.raises(error, match="for every key"):
+        get(bucket, tmp_path, store=Refusing(bucket.store))
+
+
 @pytest.mark.parametrize("fault", [Fault.WRONG_BYTE, Fault.SHORT_READ, Fault.TRUNCATE])
 def test_a_damaged_transfer_is_asked_for_again(bucket: Bucket, tmp_path: Path, fault: Fault) -> None:
     # case B56
@@ -411,5 +438,24 @@ def test_a_file_that_another_get_made_a_moment_ago_is_the_samples(
         return publish(folder, name, **options)
 
     monkeypatch.setattr(landing_module, "publish", beaten)
-    assert get(bucket, tmp_path, "a", is_plain=is_plain).failed == ()
+    report = get(bucket, tmp_path, "a", is_plain=is_plain)
+    assert (report.written, report.present, report.failed) == (0, 1, ())
+    assert (tmp_path / "a.safetensors").read_bytes() == data
+
+
+def test_a_large_file_that_was_made_meanwhile_is_not_counted_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore_module, "_LARGE_BYTES", 1)
+    bucket = Bucket()
+    bucket.add_segment(bucket.add_tar([encode("a", 1)]))
+    data = b"".join(encode("a", 1).chunks())
+
+    def beaten(folder: Any, name: str, **options: Any) -> None:
+        publish(options["target"], options["new_name"], chunks=[data])
+        relocate(folder, name, **options)
+
+    monkeypatch.setattr(landing_module, "relocate", beaten)
+    report = get(bucket, tmp_path, "a")
+    assert (report.written, report.present, report.failed) == (0, 1, ())
     assert (tmp_path / "a.safetensors").read_bytes() == data

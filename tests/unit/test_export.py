@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,13 +17,15 @@ import torch
 from durastore.codec.encode import EncodedSample, SampleContext, encode_sample
 from durastore.errors import ConfigError, DiskFailed, DurastoreError, InvalidInput
 from durastore.extract.conversion import RunShape
+from durastore.formats.spool_root import EXPORT_RECORD_NAME
 from durastore.fsio.publish import publish
-from durastore.integrations.exporting import RECORD_NAME, ExportReport, ExportRequest, export_samples
+from durastore.integrations.exporting import ExportReport, ExportRequest, export_samples
 from durastore.integrations.forms import FORMS, plan_recipe
 from durastore.integrations.names import Naming
 from durastore.integrations.states import states_of
 from durastore.model import Run, Sample, SampleId
 from durastore.testing.faulty import FaultyStore
+from durastore_cli.export import command
 from tests.unit.manifest_bucket import Bucket
 
 T, H = 5, 4
@@ -315,7 +318,7 @@ def test_the_same_again_fetches_nothing(lab: Lab, tmp_path: Path, form: str) -> 
 def test_files_without_a_record_are_compared_and_kept(lab: Lab, tmp_path: Path, form: str) -> None:
     """As a kill between the files and their record leaves them."""
     lab.export(form, tmp_path / "out")
-    (tmp_path / "out" / RECORD_NAME).rename(tmp_path / "elsewhere")
+    (tmp_path / "out" / EXPORT_RECORD_NAME).rename(tmp_path / "elsewhere")
     report = lab.export(form, tmp_path / "out")
     assert (report.written, report.present, report.exit_code) == (0, 3, 0)
 
@@ -386,3 +389,10 @@ def test_a_dry_run_makes_nothing(lab: Lab, tmp_path: Path) -> None:
     assert (report.written, [each.id for each in report.failed]) == (1, ["absent"])
     assert not (tmp_path / "out").exists()
     assert isinstance(report.failed[0].error, DurastoreError)
+
+
+def test_the_command_line_offers_every_form() -> None:
+    """Its list is written out, so that `--help` need not load the forms."""
+    (form,) = [param for param in command.params if param.name == "form"]
+    assert isinstance(form.type, click.Choice)
+    assert list(form.type.choices) == list(FORMS)

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from durastore.clock import SYSTEM_CLOCK
+from durastore.errors import DurastoreError
 from durastore.extract import crew as crew_module
 from durastore.extract.crew import run_crew
 from durastore.extract.leased_work import WorkerEnd, WorkerOrder
@@ -29,6 +30,7 @@ class Order:
     root: Path
     slot: int
     is_stuck: bool = False
+    last_words: str | None = None
 
     @property
     def request(self) -> Any:
@@ -60,7 +62,8 @@ def act(order: Order, answer: Connection) -> None:
     queue.leaving()
     time.sleep(5 * LEASE_S)
     queue.flushed()
-    answer.send(WorkerEnd(number=number, signal=None, error=None, is_flushed=True))
+    error = DurastoreError(order.last_words) if order.last_words is not None else None
+    answer.send(WorkerEnd(number=number, signal=None, error=error, is_flushed=True))
     answer.close()
     queue.close()
 
@@ -95,3 +98,12 @@ def test_a_worker_that_flushes_for_long_is_waited_for(
     assert (end.error, end.deaths, end.is_abandoned) == (None, 0, False)
     assert queue.unflushed_ids() == []
     assert "no longer answer" not in caplog.text
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_may_end_with_more_words_than_a_pipe_holds(queue: LeaseQueue, tmp_path: Path) -> None:
+    """A hundred outliers of long ids do: the worker waits until somebody reads, so nobody may wait for its end."""
+    words = "so far from the usual size " * 10_000
+    end = run(queue, Order(tmp_path, 0, last_words=words))
+    assert end.error is not None
+    assert (end.error.message, end.deaths) == (words, 0)

@@ -6,6 +6,7 @@ import io
 import json
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -456,6 +457,26 @@ def test_a_copy_that_fails_on_its_way_ends_the_run_with_the_devices_words() -> N
     assert isinstance(writer.error, EngineFailed)
     assert "illegal memory access" in writer.error.message
     assert store.samples == {}
+
+
+def test_a_librarys_panic_in_the_storing_thread_ends_the_run() -> None:
+    """What Rust libraries raise for a panic is no `Exception`: who waits for a thread that is gone waits for ever."""
+
+    class Panic(BaseException):
+        pass
+
+    def panic(_: str) -> None:
+        raise Panic("index out of bounds")
+
+    writer = StoreWriter(FakeStore(panic), Tally(1, record=lambda _: None), limit_bytes=9)
+    writer.submit(_row("a"), Extracted(tensors={"h": np.ones(2)}, held_bytes=16), may_wait=lambda: True)
+    writer.start()
+    writer.finish()
+    deadline = time.monotonic() + 20
+    while not writer.wait():
+        assert time.monotonic() < deadline, "the run waits for ever"
+    assert isinstance(writer.error, DurastoreError)
+    assert "Panic: index out of bounds" in writer.error.message
 
 
 # --- signals -------------------------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ from durastore.formats.pack import (
     member_padding,
     run_member,
 )
-from durastore.formats.runs import MAX_RUN_BYTES, parse_run
-from durastore.model import Digest, Run, SampleId
+from durastore.formats.runs import parse_run
+from durastore.model import MAX_RUN_BYTES, Digest, Run, SampleId
 
 RUN = Run.of({"model": "m"})
 IDS = [

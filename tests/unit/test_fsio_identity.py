@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -48,3 +50,21 @@ def test_an_open_file_is_told_as_it_is(tmp_path: Path) -> None:
         assert (before.mtime_ns, before.size_bytes) == (after.mtime_ns, after.size_bytes)
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "ask, may_differ",
+    [
+        (FileIdentity.is_same_inode, {"size_bytes", "mtime_ns", "ctime_ns"}),
+        (FileIdentity.is_same_renamed, {"ctime_ns"}),
+        (FileIdentity.is_same_remounted, {"dev"}),
+    ],
+)
+@pytest.mark.parametrize("field", FIELDS)
+def test_each_question_leaves_out_only_what_it_says(
+    ask: Callable[[FileIdentity, FileIdentity], bool], may_differ: set[str], field: str
+) -> None:
+    one: Any = identity_of(cast(Any, Stat()))
+    other = replace(one, **{field: 99})
+    assert ask(one, one)
+    assert ask(other, one) is ask(one, other) is (field in may_differ)

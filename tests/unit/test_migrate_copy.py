@@ -11,21 +11,21 @@ import subprocess
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from durastore.clock import ManualClock
-from durastore.errors import ConfigError, SpoolLocked, StoreMissing
+from durastore.errors import ConfigError, DiskFailed, SpoolLocked, StoreMissing
 from durastore.fsio import folding, lock
 from durastore.fsio.folder import Folder
 from durastore.fsio.folding import Folding
 from durastore.fsio.identity import identity_of
+from durastore.fsio.rate import RateLimit
 from durastore.fsio.sys import SYS
 from durastore.migrate import copying, looking, metadata, outcome, places, reading
 from durastore.migrate import run as run_module
-from durastore.migrate.pace import Pace
-from durastore.migrate.record import load_proven
+from durastore.migrate.record import Intents, load_proven
 from durastore.migrate.scan import PRIVATE_NAME
 from durastore.model import Digest
 from tests.unit.migrate_lab import MigrateLab, contents, mig
@@ -46,6 +46,10 @@ def failing(call: Callable[..., Any], number: int, *, when: Callable[..., bool])
         return call(*args, **kwargs)
 
     return refuse
+
+
+def _is_file(fd: int, mode: int) -> bool:
+    return stat.S_ISREG(os.fstat(fd).st_mode)
 
 
 def read_error(monkeypatch: pytest.MonkeyPatch, path: Path, *, at: int = 0) -> None:
@@ -549,6 +553,38 @@ def test_an_interruption_is_not_worked_through(mig: MigrateLab, monkeypatch: pyt
     assert mig.run().exit_code == 0
 
 
+@pytest.mark.parametrize("number, is_full", [(errno.EPERM, False), (errno.ENOSPC, True)])
+def test_a_mode_that_cannot_be_set_is_the_destinations_fault(
+    mig: MigrateLab, monkeypatch: pytest.MonkeyPatch, number: int, is_full: bool
+) -> None:
+    """It was told as a source that cannot be read, and a full disk (copy-on-write) did not stop the copying."""
+    mig.fill(3)
+    monkeypatch.setattr(SYS, "chmod", failing(SYS.chmod, number, when=_is_file))
+    report = mig.run(jobs=1)
+    if is_full:
+        assert report.stopped is not None
+        assert "the destination cannot be written" in report.stopped
+    else:
+        assert set(report.failed.values()) == {f"cannot be written: {os.strerror(number)}"}
+    monkeypatch.undo()
+    mig.check()
+    assert mig.run().exit_code == 0
+
+
+def test_a_record_that_fails_at_its_end_keeps_what_was_freed_in_the_report(
+    mig: MigrateLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mig.write("x.bin", 500)
+
+    def close(log: Intents) -> NoReturn:
+        raise DiskFailed("the disk of the copies failed")
+
+    monkeypatch.setattr(Intents, "close", close)
+    report = mig.run(is_reclaiming=True)
+    assert (report.exit_code, report.reclaimed) == (3, 1)
+    assert report.stopped == "while sources were freed: the disk of the copies failed"
+
+
 def test_where_one_call_does_not_sync_all_each_is_synced(mig: MigrateLab, monkeypatch: pytest.MonkeyPatch) -> None:
     mig.fill(9)
     monkeypatch.setattr(SYS, "syncfs", failing(SYS.syncfs, errno.ENOSYS, when=lambda fd: True))
@@ -741,9 +777,9 @@ def test_the_destination_knows_no_unnamed_files(mig: MigrateLab, monkeypatch: py
 
 def test_a_rate_is_kept(mig: MigrateLab) -> None:
     clock = ManualClock()
-    pace = Pace(1_000, clock=clock)
+    pace = RateLimit(1_000, clock=clock)
     for _ in range(10):
-        pace.take(500)
+        pace.spend(500)
     assert clock.monotonic() >= ManualClock().monotonic() + 4.9
     mig.fill(2)
     assert mig.run(bytes_per_s=1 << 30).exit_code == 0

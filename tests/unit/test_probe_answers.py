@@ -64,7 +64,7 @@ def test_odd_lengths_are_unknown(text: str) -> None:
     assert parse_plain(reply(content_length=text)).size_bytes is None
 
 
-def test_refusals() -> None:
+def test_only_a_400_about_what_was_sent_is_a_refusal() -> None:
     refused = parse_plain(reply(error("BadDigest"), status=400))
     assert (refused.code, refused.is_refusal, refused.is_success) == ("BadDigest", True, False)
     assert not parse_plain(reply(error("RequestTimeout"), status=400)).is_refusal
@@ -75,7 +75,7 @@ def test_refusals() -> None:
         assert parse_plain(reply(body, status=400)).code == ""
 
 
-def test_created() -> None:
+def test_an_upload_id_comes_of_a_good_answer_only() -> None:
     body = f"{HEAD}<InitiateMultipartUploadResult {SPACE}><UploadId>u1</UploadId></InitiateMultipartUploadResult>"
     assert parse_created(reply(body)).upload_id == "u1"
     assert parse_created(reply(body, status=400)).upload_id is None
@@ -83,7 +83,7 @@ def test_created() -> None:
         assert parse_created(reply(garbage)).upload_id is None
 
 
-def test_completed() -> None:
+def test_white_space_before_the_document_of_complete_is_passed_over() -> None:
     body = f"<CompleteMultipartUploadResult {SPACE}><ETag>&quot;e-2&quot;</ETag></CompleteMultipartUploadResult>"
     done = parse_completed(reply("  \n  " + HEAD + body))
     assert (done.is_success, done.etag) == (True, '"e-2"')
@@ -108,7 +108,7 @@ def test_a_200_to_complete_that_is_no_success(body: str, expected: Answer) -> No
     assert not answer.is_success
 
 
-def test_pages() -> None:
+def test_a_page_is_read_whole_or_not_at_all() -> None:
     body = (
         f"{HEAD}<ListBucketResult {SPACE}><IsTruncated>true</IsTruncated><EncodingType>url</EncodingType>"
         "<NextContinuationToken>t+/=</NextContinuationToken>"
@@ -121,7 +121,7 @@ def test_pages() -> None:
         assert parse_page(reply(odd)).page is None
 
 
-def test_versioning() -> None:
+def test_a_word_about_versioning_comes_of_its_document_only() -> None:
     assert parse_versioning(reply(f"<VersioningConfiguration {SPACE}/>")).versioning == ""
     enabled = "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
     assert parse_versioning(reply(enabled)).versioning == "Enabled"

@@ -194,7 +194,7 @@ def test_targets_differ_by_everything_that_matters() -> None:
     assert target_of(**parts) == target_of(**(parts | {"endpoint": "https://e/"}))
 
 
-def test_freshness() -> None:
+def test_a_result_is_used_for_a_week_or_for_less_if_asked() -> None:
     clock = ManualClock()
     result = result_of(clock.stamp())
     clock.advance(MAX_AGE_S - 1)

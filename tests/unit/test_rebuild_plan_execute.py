@@ -76,7 +76,7 @@ def test_only_packs_that_no_live_row_names_are_read() -> None:
     bucket = Bucket()
     named, lost = bucket.add_tar([encode("a", 1)]), bucket.add_tar([encode("b", 2)])
     bucket.add_segment(named)
-    plan = plan_rebuild(bucket.store, bucket.prefix, known_view=bucket.view())
+    plan = plan_rebuild(bucket.store, bucket.prefix)
     assert [pack.key for pack in plan.packs] == [lost[0].object.key]
     assert plan.bytes_to_read == lost[0].object.size_bytes
     execute_rebuild(bucket.store, plan, clock=ManualClock())

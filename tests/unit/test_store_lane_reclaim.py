@@ -160,3 +160,21 @@ def test_a_pack_that_neither_side_has_is_told_although_the_same_batch_ends_in_an
     assert failure is not None
     assert "does not give it back" in failure.message
     assert lab.state(gone) is PackState.MANIFESTED, "the next opening looks twice"
+
+
+def test_a_librarys_panic_in_a_lane_stops_put_and_does_not_pass_unseen(
+    lab: ReclaimLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Panic(BaseException):
+        """What Rust libraries raise for a panic is no `Exception`."""
+
+    def panic(_: Lane) -> bool:
+        raise Panic("index out of bounds")
+
+    monkeypatch.setattr(Lane, "_step", panic)
+    services = services_of(lab)
+    lane, board = Lane(0, lab.spool, services=services, membership=cast(Any, None)), services.board
+    lane.start(None)
+    assert lane.stop(20)
+    assert board.fatal is not None
+    assert "the upload pipeline stopped: Panic('index out of bounds')" in board.fatal.message

@@ -61,7 +61,9 @@ def test_only_a_connection_that_never_stood_counts_as_not_sent() -> None:
         ("b", "https://notamazonaws.com", True),
     ],
 )
-def test_path_style(bucket: str, endpoint: str, is_path: bool) -> None:
+def test_the_bucket_is_in_the_host_only_for_aws_and_a_name_without_dots(
+    bucket: str, endpoint: str, is_path: bool
+) -> None:
     assert _is_path_style(bucket, endpoint) is is_path
 
 

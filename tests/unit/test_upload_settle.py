@@ -40,7 +40,7 @@ THEIRS = ("durastore-write-id", "w2")
         (10, (), None, Holding.SAME_CONTENT),
     ],
 )
-def test_judge(
+def test_what_lies_under_a_key_is_told_by_write_id_digest_and_size(
     size_bytes: int | None, metadata: tuple[tuple[str, str], ...], crc: str | None, holding: Holding
 ) -> None:
     stat = ObjectStat(key=JOB.key, size_bytes=size_bytes, etag='"e"', metadata=metadata, crc64nvme=crc)

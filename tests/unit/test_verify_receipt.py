@@ -51,7 +51,7 @@ def test_of_many_threads_one_spends_it() -> None:
     assert spent == [True]
 
 
-def test_it_expires() -> None:
+def test_a_receipt_expires() -> None:
     clock = ManualClock()
     one = receipt(clock)
     clock.advance(60)

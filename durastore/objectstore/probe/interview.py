@@ -13,6 +13,7 @@ from durastore.clock import Clock
 from durastore.objectstore.probe.meanings import meaning_of
 from durastore.objectstore.probe.port import (
     NO_CLAIMS,
+    NO_CONDITION,
     Answer,
     Claims,
     Condition,
@@ -29,7 +30,6 @@ REQUEST_LIMIT = 59
 NOT_RUN = Answer(status=None, code="NotRun")
 _SILENCE_LIMIT = 3
 _OUR_SILENCE = frozenset(("CutOff", "NotThroughProxy"))
-_NO_CONDITION = Condition()
 
 
 class Interview:
@@ -83,7 +83,7 @@ class Interview:
             return None, 0.0
         return median(self._skews_s), max(self._skews_s) - min(self._skews_s)
 
-    def put(self, key: str, body: bytes, *, claims: Claims = NO_CLAIMS, condition: Condition = _NO_CONDITION) -> Answer:
+    def put(self, key: str, body: bytes, *, claims: Claims = NO_CLAIMS, condition: Condition = NO_CONDITION) -> Answer:
         if not self._take():
             return NOT_RUN
         answer = self._kept(self._port.put(key, body, claims=claims, condition=condition))
@@ -97,7 +97,7 @@ class Interview:
     def head(self, key: str) -> Answer:
         return self._kept(self._port.head(key)) if self._take() else NOT_RUN
 
-    def get(self, key: str, *, span: tuple[int, int] | None = None, condition: Condition = _NO_CONDITION) -> Answer:
+    def get(self, key: str, *, span: tuple[int, int] | None = None, condition: Condition = NO_CONDITION) -> Answer:
         return self._kept(self._port.get(key, span=span, condition=condition)) if self._take() else NOT_RUN
 
     def create_upload(self, key: str, *, kind: ChecksumKind | None) -> Answer:

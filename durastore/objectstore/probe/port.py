@@ -14,6 +14,7 @@ from durastore.objectstore.probe.result import ChecksumKind
 
 __all__ = [
     "NO_CLAIMS",
+    "NO_CONDITION",
     "Answer",
     "Claims",
     "Condition",
@@ -160,7 +161,7 @@ class ListQuery:
     start_after: str | None = None
 
 
-_NO_CONDITION = Condition()
+NO_CONDITION = Condition()
 
 
 class ProbePort(Protocol):
@@ -178,7 +179,7 @@ class ProbePort(Protocol):
         ...
 
     def put(
-        self, key: str, body: bytes, *, claims: Claims = NO_CLAIMS, condition: Condition = _NO_CONDITION
+        self, key: str, body: bytes, *, claims: Claims = NO_CLAIMS, condition: Condition = NO_CONDITION
     ) -> Answer: ...
 
     def put_truncated(self, key: str, body: bytes, *, sent_bytes: int) -> Answer:
@@ -189,7 +190,7 @@ class ProbePort(Protocol):
         """On a connection that no write of this port used."""
         ...
 
-    def get(self, key: str, *, span: tuple[int, int] | None = None, condition: Condition = _NO_CONDITION) -> Answer:
+    def get(self, key: str, *, span: tuple[int, int] | None = None, condition: Condition = NO_CONDITION) -> Answer:
         """`span` is (start, stop)."""
         ...
 

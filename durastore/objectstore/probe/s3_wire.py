@@ -21,6 +21,7 @@ from durastore.objectstore.classify import classify
 from durastore.objectstore.location import S3Options
 from durastore.objectstore.probe.port import (
     NO_CLAIMS,
+    NO_CONDITION,
     Answer,
     Claims,
     Condition,
@@ -39,12 +40,11 @@ from durastore.objectstore.probe.s3_answers import (
     parse_plain,
     parse_versioning,
 )
-from durastore.objectstore.s3_client import Connector
+from durastore.objectstore.s3_client import OWNER_HEADER, Connector
 
 __all__ = ["S3Wire"]
 
 MAX_BODY_BYTES = 1 << 20
-_NO_CONDITION = Condition()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class S3Wire:
             self._session.close()
             self._session = None
 
-    def put(self, key: str, body: bytes, *, claims: Claims = NO_CLAIMS, condition: Condition = _NO_CONDITION) -> Answer:
+    def put(self, key: str, body: bytes, *, claims: Claims = NO_CLAIMS, condition: Condition = NO_CONDITION) -> Answer:
         headers = {**self._creation(), **_claimed(claims), **_conditions(condition)}
         return self._ask(_Request(method="PUT", key=key, headers=headers, body=body), parse_plain)
 
@@ -114,7 +114,7 @@ class S3Wire:
         headers = {"x-amz-checksum-mode": "ENABLED"}
         return self._ask(_Request(method="HEAD", key=key, headers=headers), parse_plain)
 
-    def get(self, key: str, *, span: tuple[int, int] | None = None, condition: Condition = _NO_CONDITION) -> Answer:
+    def get(self, key: str, *, span: tuple[int, int] | None = None, condition: Condition = NO_CONDITION) -> Answer:
         headers = dict(_conditions(condition))
         if span is not None:
             headers["range"] = f"bytes={span[0]}-{span[1] - 1}"
@@ -226,6 +226,8 @@ class S3Wire:
         signed = AWSRequest(method=request.method, url=url, data=request.body, headers=headers, stream_output=True)
         if request.method in ("PUT", "POST"):
             signed.headers["Content-Length"] = str(len(request.body))
+        if self._options.bucket_owner is not None:
+            signed.headers[OWNER_HEADER] = self._options.bucket_owner
         signed.context["client_config"] = Config(s3={"payload_signing_enabled": False})  # as the store's own writes
         frozen = self._place.credentials.get_frozen_credentials()
         S3SigV4Auth(frozen, "s3", self._place.region).add_auth(signed)

@@ -92,8 +92,8 @@ def load_probe(folder: Folder, *, target: str) -> ProbeResult | None:
     return newest_of(load_probes(folder, target=target))
 
 
-def load_probes(folder: Folder, *, target: str) -> list[ProbeResult]:
-    """Every readable result about `target`. OSError if the folder cannot be read."""
+def load_probes(folder: Folder, *, target: str | None = None) -> list[ProbeResult]:
+    """Every readable result about `target`, or about anything. OSError if the folder cannot be read."""
     found: list[ProbeResult] = []
     for name in folder.names():
         if not (name.startswith(_PREFIX) and name.endswith(_SUFFIX)):
@@ -102,7 +102,7 @@ def load_probes(folder: Folder, *, target: str) -> list[ProbeResult]:
             result = ProbeResult.parse(folder.read_bytes(name, limit_bytes=MAX_RESULT_BYTES))
         except (IntegrityError, FormatUnsupported, SpoolUnreadable):
             continue  # not an answer; probing again costs a minute, believing garbage could cost data
-        if result.target == target:
+        if target in (None, result.target):
             found.append(result)
     return found
 

@@ -14,6 +14,7 @@ from durastore.model import ObjectKey
 from durastore.objectstore.port import ObjectStat, ObjectStore, PartReply, WriteReply
 from durastore.objectstore.probe.port import (
     NO_CLAIMS,
+    NO_CONDITION,
     Answer,
     Claims,
     Condition,
@@ -27,7 +28,6 @@ from durastore.objectstore.probe.result import ChecksumKind
 __all__ = ["StorePort"]
 
 _CRC = ChecksumKind.CRC64NVME
-_NO_CONDITION = Condition()
 _NOT_OFFERED = Answer(status=501, code="NotImplemented")
 
 
@@ -44,7 +44,7 @@ class StorePort:
     def close(self) -> None:
         """Nothing of its own to let go of."""
 
-    def put(self, key: str, body: bytes, *, claims: Claims = NO_CLAIMS, condition: Condition = _NO_CONDITION) -> Answer:
+    def put(self, key: str, body: bytes, *, claims: Claims = NO_CLAIMS, condition: Condition = NO_CONDITION) -> Answer:
         if condition.if_match is not None or not set(claims) <= {_CRC}:
             return _NOT_OFFERED
         return _answered(
@@ -74,7 +74,7 @@ class StorePort:
 
         return _answered(ask)
 
-    def get(self, key: str, *, span: tuple[int, int] | None = None, condition: Condition = _NO_CONDITION) -> Answer:
+    def get(self, key: str, *, span: tuple[int, int] | None = None, condition: Condition = NO_CONDITION) -> Answer:
         start, stop = span if span is not None else (0, None)
 
         def ask() -> Answer:

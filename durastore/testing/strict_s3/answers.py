@@ -64,9 +64,9 @@ def tag(name: str, value: object) -> str:
     return f"<{name}>{escape(str(value))}</{name}>"
 
 
-def xml_answer(name: str, inner: str, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+def xml_answer(name: str, inner: str, *, headers: Mapping[str, str] | None = None) -> Answer:
     text = f'<?xml version="1.0" encoding="UTF-8"?>\n<{name} xmlns="{XMLNS}">{inner}</{name}>'
-    return Answer(status=status, headers={"Content-Type": "application/xml", **(headers or {})}, body=text.encode())
+    return Answer(status=200, headers={"Content-Type": "application/xml", **(headers or {})}, body=text.encode())
 
 
 def error_answer(refusal: S3Refusal, *, resource: str, has_body: bool) -> Answer:

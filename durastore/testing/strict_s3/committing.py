@@ -32,7 +32,6 @@ _CLASSES = frozenset(
     ]
 )
 _KEPT = ("content-type", "content-encoding", "content-disposition", "content-language", "cache-control", "expires")
-_METADATA_LIMIT_BYTES = 2048
 _OTHER = ("x-amz-server-side-encryption", "x-amz-server-side-encryption-aws-kms-key-id")
 
 

@@ -21,8 +21,6 @@ from durastore.testing.strict_s3.storage import Bucket, Storage, Version
 
 __all__ = ["copy", "get", "head", "put", "source_bytes", "take_away", "write_headers"]
 
-_SINGLE_LIMIT = 5 << 30
-
 
 def put(storage: Storage, request: Request) -> Answer:
     if request.head.content_length() is None:
