@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from durastore.dataset.arena import FREE, KNOWN, SENT, TAKEN, Arena, Cells, SentPiece
+from durastore.dataset.arena import FREE, KNOWN, SENT, TAKEN, Arena, Cells, SentPiece, copy_of, vector_over
 from durastore.errors import DurastoreError
 from durastore.observe.events import LOGGER
 
@@ -91,12 +91,9 @@ class _Message:
 class _Mapped:
     """An arena of a worker as this process sees it."""
 
-    def __init__(self, owner: _Owner, handle: Any) -> None:
-        fd = handle.detach()
-        try:
-            self._shared = mmap.mmap(fd, owner.size_bytes)
-        finally:
-            os.close(fd)
+    def __init__(self, owner: _Owner, fd: int) -> None:
+        """`OSError` where it cannot be mapped."""
+        self._shared = mmap.mmap(fd, owner.size_bytes)
         self._pid = os.getpid()
         self._cells = Cells(self._shared)
         self._held: dict[int, weakref.ref[Any]] = {}
@@ -109,15 +106,13 @@ class _Mapped:
         return not self._held and self._end.is_there
 
     def take(self, piece: SentPiece) -> Any:
-        import torch
-
         cell = piece.cell
         if self._cells.state[cell] != SENT or self._cells.generation[cell] != piece.generation:
-            raise DurastoreError("a batch of a loader's worker was received twice")
+            raise _received_twice()
         self._cells.state[cell] = TAKEN
         memory = np.frombuffer(self._shared, np.uint8, piece.size_bytes, piece.offset)
         self._held[cell] = weakref.ref(memory, partial(self._give_back, cell))
-        return torch.from_numpy(memory).untyped_storage()  # holds `memory` until the last tensor of it is gone
+        return vector_over(memory).untyped_storage()
 
     def keep_held(self) -> None:
         """At a fork: the child has what is held here, too, and nobody will tell when it lets go."""
@@ -153,20 +148,47 @@ class _Ending:
 _MAPPED: dict[str, _Mapped] = {}
 _OF_PID: dict[int, Arena | None] = {}
 """A parent's entry stays untouched in a forked child, so that nothing of it is finalised there."""
+_COPIED: set[str] = set()
+"""Workers whose memory could not be mapped here."""
 _LOCKS = [threading.Lock()]
 
 
 def _take(message: _Message) -> Any:
     """In the receiver: the storage that a worker sent. `DurastoreError` where it was had before."""
-    owner, handle = message.owner, message.handle
+    owner = message.owner
     with _LOCKS[0]:
         mapped = _MAPPED.get(owner.name)
         if mapped is None:
             _drop_ended()
-            if handle is None:
-                raise DurastoreError("a batch of a loader's worker came to two processes")
-            mapped = _MAPPED[owner.name] = _Mapped(owner, handle)
+            if message.handle is None:
+                raise DurastoreError(
+                    "a batch of a loader's worker came to two processes",
+                    hint="take all batches of a loader in one process, and send on from there what others need",
+                )
+            fd = message.handle.detach()
+            try:
+                mapped = _MAPPED[owner.name] = _Mapped(owner, fd)
+            except OSError as exc:  # a limit of address space, or of descriptors
+                return _copied(message, fd, because=exc)
+            finally:
+                os.close(fd)
     return mapped.take(message.piece)
+
+
+def _copied(message: _Message, fd: int, *, because: OSError) -> Any:
+    if message.owner.name not in _COPIED:  # once for each worker
+        _COPIED.add(message.owner.name)
+        LOGGER.warning("a loader's worker's memory cannot be mapped, its batches are copied: %s", because.strerror)
+    vector = copy_of(fd, message.piece)
+    if vector is None:
+        raise _received_twice()
+    return vector.untyped_storage()
+
+
+def _received_twice() -> DurastoreError:
+    return DurastoreError(
+        "a batch of a loader's worker was received twice", hint="keep the tensors, not the message that brought them"
+    )
 
 
 def _drop_ended() -> None:
