@@ -274,6 +274,22 @@ def test_a_receiver_takes_a_piece_once_and_gives_it_back() -> None:
     handover._MAPPED.pop(owner.name)
 
 
+def test_what_is_let_go_in_the_moment_of_a_fork_may_be_the_childs() -> None:
+    arena = Arena(8 * MB)
+    first = _message(arena, _send(arena, _slab(arena, 3 * MB, 1)))
+    held = _received(first)
+    handover._before_fork()
+    del held
+    second = _send(arena, _slab(arena, 3 * MB, 2))
+    held = _received(handover._Message(first.owner, None, second))
+    del held  # came and went: the child may have been made between
+    assert arena.slab(3 * MB) is None
+    handover._after_fork()
+    handover._give_back_left()
+    assert _slab(arena, 7 * MB) is not None, "there was no child in the end"
+    handover._MAPPED.pop(first.owner.name)
+
+
 def test_a_receiver_that_cannot_map_the_memory_copies(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
