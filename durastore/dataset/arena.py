@@ -11,6 +11,7 @@ them one by one (measured: 1.4 ms for 1.2 MB, 0.2 ms where the pieces are used a
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
@@ -23,7 +24,7 @@ import numpy as np
 
 from durastore.observe.events import LOGGER
 
-__all__ = ["FREE", "HEADER_BYTES", "KNOWN", "SENT", "TAKEN", "Arena", "Cells", "SentPiece"]
+__all__ = ["FREE", "HEADER_BYTES", "KNOWN", "SENT", "TAKEN", "Arena", "Cells", "SentPiece", "copy_of", "vector_over"]
 
 # What the two processes tell each other, a byte for each piece. Each step is made by one side only.
 FREE = 0
@@ -62,6 +63,40 @@ class SentPiece:
     size_bytes: int
 
 
+def vector_over(piece: Any) -> Any:
+    """A torch vector of these bytes, which holds `piece` until nothing can look at them any more."""
+    import torch
+
+    vector: Any = torch.from_numpy(piece)
+    # That holds `piece` by the vector's bytes only. Who shares a tensor with another process (`share_memory_`, a queue)
+    # has its bytes moved by torch; what numpy was given of it before goes on looking at the old ones.
+    vector.untyped_storage().piece = piece
+    return vector
+
+
+def copy_of(fd: int, piece: SentPiece) -> Any | None:
+    """A sent piece of the arena `fd` in memory of its own, for a receiver that cannot map it; it is free afterwards.
+
+    None where it was received before.
+    """
+    import torch
+
+    state = os.pread(fd, 1, piece.cell)[0]
+    number = np.frombuffer(os.pread(fd, 4, _GENERATIONS_AT + 4 * piece.cell), np.uint32)[0]
+    if state != SENT or number != piece.generation:
+        return None
+    vector = torch.empty(piece.size_bytes, dtype=torch.uint8)
+    room: Any = vector.numpy()
+    at = 0
+    while at < piece.size_bytes:
+        came = os.preadv(fd, [room[at:]], piece.offset + at)
+        if not came:
+            raise OSError(errno.EIO, "it ends early")
+        at += came
+    os.pwrite(fd, bytes([FREE]), piece.cell)  # last: from here on the worker may write to it
+    return vector
+
+
 class Arena:
     """Up to `limit_bytes`, taken from the system as they are needed. For the process that makes it; thread-safe."""
 
@@ -88,6 +123,7 @@ class Arena:
         """Cells that somebody in this process may still look at."""
         self._kept: set[int] = set()
         """Cells that a process forked from this one may look at: never lent again."""
+        self._is_over = self._was_refused = False
         self._filled = HEADER_BYTES
         """The system has given the memory up to here."""
         _ARENAS.add(self)
@@ -99,12 +135,10 @@ class Arena:
 
     def slab(self, size_bytes: int) -> Any | None:
         """A torch vector of bytes that nobody else can see; None where there is no room. What is in it is old."""
-        import torch
-
         if not size_bytes or os.getpid() != self._pid:
             return None
         with self._lock:
-            found = self._find(size_bytes)
+            found = None if self._is_over else self._find(size_bytes)
             if found is None:
                 return None
             cell, start = found
@@ -112,7 +146,7 @@ class Arena:
             self._cells.state[cell] = _LENT
             piece = np.frombuffer(self._shared, np.uint8, size_bytes, start)
             self._borrowed[cell] = weakref.ref(piece, partial(self._let_go, cell))
-            slab = torch.from_numpy(piece)  # holds `piece` until the last tensor of it is gone
+            slab = vector_over(piece)
             self._cell_at[slab.data_ptr()] = cell
         return slab
 
@@ -139,6 +173,7 @@ class Arena:
         if os.getpid() != self._pid:
             return
         with self._lock:
+            self._is_over = True
             self._lent = {cell: span for cell, span in self._lent.items() if self._may_be_seen(cell)}
             at = HEADER_BYTES
             for start, end in [*sorted(self._lent.values()), (self._filled, self._filled)]:
@@ -169,7 +204,9 @@ class Arena:
         try:
             os.posix_fallocate(self.fd, self._filled, end - self._filled)
         except OSError as exc:
-            LOGGER.warning("no shared memory for %d more bytes of a batch: %s", end - self._filled, exc.strerror)
+            if not self._was_refused:  # once: it may be so for every batch
+                LOGGER.warning("no shared memory for %d more bytes of a batch: %s", end - self._filled, exc.strerror)
+            self._was_refused = True
             return False
         self._filled = end
         return True

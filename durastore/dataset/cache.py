@@ -62,6 +62,7 @@ class SampleShelf:
         self._files = CacheFolder(cache.folder, limit_bytes=cache.limit_bytes, clock=SYSTEM_CLOCK)
         self._known = np.sort(np.concatenate([np.empty(0, np.uint64), *_prefixes(view)]))
         self._checked_pid: int | None = None
+        self._told: set[str] = set()
         self.damaged: list[str] = []
         """Files that this process found damaged, dropped and read from the bucket instead."""
 
@@ -77,7 +78,9 @@ class SampleShelf:
         try:
             self._files.keep(_name(row), data, is_spare=self._is_spare)
         except DiskFailed as exc:
-            LOGGER.warning("cache %s: sample %r is not kept: %s", self._cache.folder, row.entry.sample_id.text, exc)
+            if exc.message not in self._told:  # once: it may be so for every sample
+                self._told.add(exc.message)
+                LOGGER.warning("sample %r is not kept, nor others while this is so: %s", row.entry.sample_id.text, exc)
 
     def reject(self, row: ManifestRow, fault: IntegrityError) -> None:
         path = self._cache.folder / _name(row)
@@ -117,7 +120,7 @@ class SampleShelf:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_checked_pid": None, "damaged": []}
+        return self.__dict__ | {"_checked_pid": None, "_told": set(), "damaged": []}
 
 
 def _name(row: ManifestRow) -> str:

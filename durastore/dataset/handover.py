@@ -2,8 +2,8 @@
 
 Duty: in the worker, see to it that tensors which lie in the worker's arena are sent as a place in it; in the training
 process, map each arena once, and give a piece back when the last tensor of it is gone. Everything else goes torch's
-way. Must never change how tensors are sent in any process but a loader's worker, and never give a piece back that a
-process forked from this one may look at.
+way. Must never change how tensors are sent in any process but a loader's worker, and never give a piece back while a
+process forked from this one may look at it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from durastore.dataset.arena import FREE, KNOWN, SENT, TAKEN, Arena, Cells, SentPiece
+from durastore.dataset.arena import FREE, KNOWN, SENT, TAKEN, Arena, Cells, SentPiece, copy_of, vector_over
+from durastore.dataset.forks import Fork
 from durastore.errors import DurastoreError
 from durastore.observe.events import LOGGER
 
@@ -91,15 +92,16 @@ class _Message:
 class _Mapped:
     """An arena of a worker as this process sees it."""
 
-    def __init__(self, owner: _Owner, handle: Any) -> None:
-        fd = handle.detach()
-        try:
-            self._shared = mmap.mmap(fd, owner.size_bytes)
-        finally:
-            os.close(fd)
+    def __init__(self, owner: _Owner, fd: int) -> None:
+        """`OSError` where it cannot be mapped."""
+        self._shared = mmap.mmap(fd, owner.size_bytes)
         self._pid = os.getpid()
         self._cells = Cells(self._shared)
         self._held: dict[int, weakref.ref[Any]] = {}
+        self._seen: dict[int, tuple[Fork, ...]] = {}
+        """Cells whose piece is held here, and was held when this process forked."""
+        self._left: dict[int, tuple[Fork, ...]] = {}
+        """Cells whose piece nobody here looks at any more, but processes of these forks may."""
         self._end = _Ending(owner.pid)
         self._cells.state[KNOWN] = 1
 
@@ -109,28 +111,41 @@ class _Mapped:
         return not self._held and self._end.is_there
 
     def take(self, piece: SentPiece) -> Any:
-        import torch
-
         cell = piece.cell
         if self._cells.state[cell] != SENT or self._cells.generation[cell] != piece.generation:
-            raise DurastoreError("a batch of a loader's worker was received twice")
+            raise _received_twice()
         self._cells.state[cell] = TAKEN
         memory = np.frombuffer(self._shared, np.uint8, piece.size_bytes, piece.offset)
         self._held[cell] = weakref.ref(memory, partial(self._give_back, cell))
-        return torch.from_numpy(memory).untyped_storage()  # holds `memory` until the last tensor of it is gone
+        return vector_over(memory).untyped_storage()
 
-    def keep_held(self) -> None:
-        """At a fork: the child has what is held here, too, and nobody will tell when it lets go."""
-        self._held.clear()
+    def see(self, fork: Fork) -> None:
+        """The child of this fork has what is held here, too."""
+        for cell in list(self._held):
+            others = (each for each in self._seen.get(cell, ()) if each is not fork and not each.is_over)
+            self._seen[cell] = (*others, fork)
+
+    def give_back_left(self) -> None:
+        """What children were left with, and are gone now. By one thread at a time."""
+        for cell, forks in list(self._left.items()):
+            if all(fork.is_over for fork in forks):
+                del self._left[cell]
+                self._cells.state[cell] = FREE
 
     def _give_back(self, cell: int, _: object) -> None:
-        """May run inside any allocation: takes no lock."""
+        """May run inside any allocation: waits for no lock."""
         if os.getpid() != self._pid:
             return  # a forked child's copy: the piece is its parent's
         self._held.pop(cell, None)
-        self._cells.state[cell] = FREE
+        # those under way as well: the child may have been made a moment ago
+        forks = (*self._seen.pop(cell, ()), *_FORKS.values())
+        if forks:
+            self._left[cell] = forks
+        else:
+            self._cells.state[cell] = FREE
         if not self._held:
             _drop_ended()
+        _give_back_left()
 
 
 class _Ending:
@@ -153,20 +168,50 @@ class _Ending:
 _MAPPED: dict[str, _Mapped] = {}
 _OF_PID: dict[int, Arena | None] = {}
 """A parent's entry stays untouched in a forked child, so that nothing of it is finalised there."""
+_FORKS: dict[int, Fork] = {}
+"""By thread: forks that are being made now."""
+_COPIED: set[str] = set()
+"""Workers whose memory could not be mapped here."""
 _LOCKS = [threading.Lock()]
 
 
 def _take(message: _Message) -> Any:
     """In the receiver: the storage that a worker sent. `DurastoreError` where it was had before."""
-    owner, handle = message.owner, message.handle
+    owner = message.owner
     with _LOCKS[0]:
         mapped = _MAPPED.get(owner.name)
         if mapped is None:
             _drop_ended()
-            if handle is None:
-                raise DurastoreError("a batch of a loader's worker came to two processes")
-            mapped = _MAPPED[owner.name] = _Mapped(owner, handle)
+            if message.handle is None:
+                raise DurastoreError(
+                    "a batch of a loader's worker came to two processes",
+                    hint="take all batches of a loader in one process, and send on from there what others need",
+                )
+            fd = message.handle.detach()
+            try:
+                mapped = _MAPPED[owner.name] = _Mapped(owner, fd)
+            except OSError as exc:  # a limit of address space, or of descriptors
+                return _copied(message, fd, because=exc)
+            finally:
+                os.close(fd)
+        mapped.give_back_left()
     return mapped.take(message.piece)
+
+
+def _copied(message: _Message, fd: int, *, because: OSError) -> Any:
+    if message.owner.name not in _COPIED:  # once for each worker
+        _COPIED.add(message.owner.name)
+        LOGGER.warning("a loader's worker's memory cannot be mapped, its batches are copied: %s", because.strerror)
+    vector = copy_of(fd, message.piece)
+    if vector is None:
+        raise _received_twice()
+    return vector.untyped_storage()
+
+
+def _received_twice() -> DurastoreError:
+    return DurastoreError(
+        "a batch of a loader's worker was received twice", hint="keep the tensors, not the message that brought them"
+    )
 
 
 def _drop_ended() -> None:
@@ -175,17 +220,47 @@ def _drop_ended() -> None:
             _MAPPED.pop(name, None)
 
 
-def _keep_all() -> None:
+def _give_back_left() -> None:
+    lock = _LOCKS[0]
+    if lock.acquire(blocking=False):  # not in the middle of itself, nor of a thread that does it
+        try:
+            for mapped in list(_MAPPED.values()):
+                mapped.give_back_left()
+        finally:
+            lock.release()
+
+
+def _before_fork() -> None:
+    _give_back_left()
+    if _MAPPED:
+        _see_all(_FORKS.setdefault(threading.get_ident(), Fork()))
+
+
+def _after_fork() -> None:
+    fork = _FORKS.get(threading.get_ident())
+    if fork is not None:
+        fork.begin_in_parent()
+    elif _MAPPED:
+        fork = Fork()  # an arena was mapped in this moment, and the child has nothing to tell by: this is never over
+    if fork is not None:
+        _see_all(fork)
+        _FORKS.pop(threading.get_ident(), None)  # last: until here what is let go may be a child's
+
+
+def _see_all(fork: Fork) -> None:
     for mapped in list(_MAPPED.values()):
-        mapped.keep_held()
+        mapped.see(fork)
 
 
 def _begin_anew() -> None:
     """In a forked child: what its parent received is the parent's."""
+    for fork in _FORKS.values():
+        fork.begin_in_child()
+    _FORKS.clear()
     _MAPPED.clear()
     _LOCKS[0] = threading.Lock()  # another thread may have held it
 
 
 if hasattr(os, "register_at_fork"):
     # before, since another thread may let go in the moment of the fork; after, for what came in that moment
-    os.register_at_fork(before=_keep_all, after_in_parent=_keep_all, after_in_child=_begin_anew)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_begin_anew)

@@ -39,7 +39,10 @@ def _are_neighbours(tensors: Sequence[torch.Tensor]) -> bool:
     if not tensors:
         return False
     first = tensors[0]
-    if first.requires_grad or not first.is_contiguous() or not first.numel():
+    if not first.is_contiguous() or not first.numel():
+        return False
+    # what a tensor says beside its bytes is lost where another tensor is made of them
+    if any(one.requires_grad or one.is_conj() or one.is_neg() for one in tensors):
         return False
     storage, begin, size = first.untyped_storage().data_ptr(), first.storage_offset(), first.numel()
     return all(

@@ -37,6 +37,13 @@ _NOT_KEPT = {*NO_ROOM, errno.EFBIG}
 _LOOK_AGAIN_S = 60.0
 _LOOK_SHARE = 100
 """A full count takes at most one part in so many of the time."""
+_PATIENCE_S = 2.0
+"""So long the ledger is waited for: a process that was stopped with it in hand must not stop all others of the node."""
+_LONGEST_SLEEP_S = 0.02
+
+
+class _LedgerHeld(OSError):
+    """Another process has the ledger and does not let go. Raised before anything was done."""
 
 
 class CacheFolder:
@@ -48,6 +55,8 @@ class CacheFolder:
         self.limit_bytes = limit_bytes
         self._clock = clock
         self._count_again_s: float | None = None
+        self._ask_again_s: float | None = None
+        """Until then the ledger is somebody else's."""
         with self._folder(is_new=True) as folder:
             _ensure_marker(folder, limit_bytes)
             if limit_bytes > disk_bytes(folder.fd):
@@ -107,14 +116,21 @@ class CacheFolder:
             raise DiskFailed(f"cache {self.path}: {exc.strerror or exc}", errno=exc.errno) from exc
 
     def _settle(self, folder: Folder, temp: str, *, fd: int, is_kept: bool) -> None:
-        taken = _allocated(os.fstat(fd))
-        with self._ledger(folder) as ledger:
-            try:
-                SYS.unlink(temp, dir_fd=folder.fd)  # our own temp name
-            finally:
+        taken, is_open = _allocated(os.fstat(fd)), True
+        try:
+            with self._ledger(folder) as ledger:
+                try:
+                    SYS.unlink(temp, dir_fd=folder.fd)  # our own temp name
+                finally:
+                    is_open = False
+                    _let_go(fd)
+                if not is_kept:
+                    _note(ledger, _noted(ledger, self.limit_bytes) - taken)
+        except _LedgerHeld:
+            pass  # as after a kill: the ledger says too much, and the next count drops the temp name
+        finally:
+            if is_open:
                 _let_go(fd)
-            if not is_kept:
-                _note(ledger, _noted(ledger, self.limit_bytes) - taken)
 
     def forget(self, name: str) -> None:
         """Drop a file that is damaged, unless somebody reads it just now. Safe to repeat."""
@@ -133,10 +149,21 @@ class CacheFolder:
         """The ledger, locked against all threads and processes. Unlocked by hand: a forked child may hold it too."""
         fd = SYS.open(_LEDGER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode=0o600, dir_fd=folder.fd)
         try:
-            SYS.flock(fd, fcntl.LOCK_EX)
+            self._wait_for(fd)
             yield fd
         finally:
             _let_go(fd)
+
+    def _wait_for(self, ledger: int) -> None:
+        began, pause_s = self._clock.monotonic(), 0.0005
+        is_asked = self._ask_again_s is None or began >= self._ask_again_s
+        while not _is_locked(ledger, fcntl.LOCK_EX):
+            now = self._clock.monotonic()
+            if not is_asked or now - began > _PATIENCE_S:
+                self._ask_again_s = now + _LOOK_AGAIN_S if is_asked else self._ask_again_s
+                raise _LedgerHeld(errno.EBUSY, f"another process has held its ledger for over {_PATIENCE_S:g} s")
+            self._clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_SLEEP_S)
 
     def _reserve(self, folder: Folder, size: int, *, is_spare: Callable[[str], bool]) -> tuple[str, int] | None:
         """A locked temp file that has its space already, and is in the ledger; None where there is no room."""

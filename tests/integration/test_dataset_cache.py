@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -193,6 +195,39 @@ def test_a_flipped_byte_in_the_cache_is_told_and_read_from_the_bucket(
         caplog.clear()
         assert len(list(dataset)) == 20
         assert caplog.text == ""
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing_and_is_told_once(
+    place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Dataset(str(place), cache=NodeCache(tmp_path / "cache", 1 << 20)) as dataset:
+        (tmp_path / "cache").rename(tmp_path / "gone")
+        with caplog.at_level(logging.WARNING, logger="durastore"):
+            for sample in (*dataset.iterable(shuffle=1), *dataset):
+                assert_tensors(sample.tensors, tensors_of(sample.meta["number"]))
+        assert caplog.text.count("is not kept") == 1
+        assert "No such file or directory" in caplog.text
+
+
+def test_a_stopped_process_that_has_the_ledger_stops_no_epoch(place: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    with Dataset(str(place), cache=NodeCache(folder, 1 << 20)) as dataset:
+        assert dataset["s00"].id == "s00"
+        child = os.fork()
+        if child == 0:
+            fcntl.flock(os.open(folder / "ledger", os.O_RDWR), fcntl.LOCK_EX)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os._exit(0)
+        assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
+        # as a test it fails in place of hanging
+        timer = threading.Timer(60, os.kill, (child, signal.SIGKILL))
+        timer.start()
+        assert len([sample.id for sample in dataset.iterable(shuffle=1)]) == 20
+        kept = len(list(folder.iterdir()))
+        timer.cancel()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert kept == 3, "the one from before"
 
 
 def test_a_flipped_byte_in_bucket_and_cache_never_comes_out(place: Path, tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def _is_whole(batch: list[tuple[int, dict[str, Any]]]) -> bool:
     )
 
 
-@pytest.mark.parametrize("who_holds", ["child", "parent"])
+@pytest.mark.parametrize("who_holds", ["child", "daemon", "parent"])
 def test_what_a_fork_shares_does_not_change_while_one_of_both_holds_it(dataset: Dataset, who_holds: str) -> None:
     stream = dataset.iterable(shuffle=3, batch_size=4, prefetch_bytes=1)
     batches = iter(data.DataLoader(stream, batch_size=4, num_workers=1, collate_fn=as_they_are))
@@ -249,23 +249,55 @@ def test_what_a_fork_shares_does_not_change_while_one_of_both_holds_it(dataset: 
     go, ready = os.pipe()
     child = os.fork()
     if child == 0:
+        gc.collect()
         if who_holds == "parent":
             del batch
             os._exit(0)
+        if who_holds == "daemon":  # closes all that it has; the batch it has all the same
+            os.closerange(3, go)
+            os.closerange(go + 1, 4096)
         os.read(go, 1)
         os._exit(0 if _is_whole(batch) else 1)
-    if who_holds == "child":
+    if who_holds != "parent":
         del batch
     else:
         os.waitpid(child, 0)
     deque(batches, maxlen=0)  # one after the other: each that goes leaves its memory to those that follow
     os.write(ready, b"x")
-    if who_holds == "child":
+    if who_holds != "parent":
         assert os.waitpid(child, 0)[1] == 0
     else:
         assert _is_whole(batch)
     os.close(go)
     os.close(ready)
+
+
+def test_what_children_were_left_with_is_used_again_when_they_are_gone(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loader for validation forks while a batch of training is held: that must not use up the memory of training."""
+    monkeypatch.setattr(handover, "_LIMIT_BYTES", 4 << 20)
+    even = dataset.select(ids=[f"s{i:03d}" for i in range(0, COUNT, 7)])  # a batch has 160,000 bytes
+    descriptors = len(os.listdir("/proc/self/fd"))
+    loader = data.DataLoader(even, batch_size=2, num_workers=1, collate_fn=as_they_are, persistent_workers=True)
+    batch: Any = None
+    addresses, held = set(), list[Any]()
+    for _ in range(12):
+        for batch in loader:
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+            assert _is_whole(batch)
+            addresses.add(batch[0][1]["hidden_states"].untyped_storage().data_ptr())
+        held += [batch] if len(held) < 2 else []
+    assert len(addresses) < 20, "of 60"
+    assert all(_is_whole(one) for one in held)
+    assert len(os.listdir("/proc/self/fd")) < descriptors + 30, "forks that are over leave no descriptor"
+    del loader
+    batch = None
+    held.clear()
+    _until_unmapped()
 
 
 def test_a_damaged_sample_is_named_and_never_handed_out(tmp_path: Path) -> None:

@@ -90,6 +90,30 @@ def test_a_sent_piece_is_lent_again_when_both_sides_let_go() -> None:
         del again
 
 
+def test_what_numpy_was_given_holds_a_piece_whose_tensor_torch_moves() -> None:
+    """`share_memory_`, or a tensor sent on by a queue: torch moves its bytes, and an array looks at the old ones."""
+    arena = Arena(4 * MB)
+    slab = _slab(arena, 3 * MB, 5)
+    array = slab[:8].numpy()
+    slab.share_memory_()
+    del slab
+    assert arena.slab(3 * MB) is None, "the array of it is left"
+    assert bytes(array) == bytes([5]) * 8
+    del array
+    sent = _slab(arena, 3 * MB, 6)
+    message = _message(arena, _send(arena, sent))
+    del sent
+    received = _received(message)
+    array = received[:8].numpy()
+    received.share_memory_()
+    del received
+    assert arena.slab(3 * MB) is None, "the receiver's array is left"
+    assert bytes(array) == bytes([6]) * 8
+    del array
+    _slab(arena, 3 * MB)
+    handover._MAPPED.pop(message.owner.name)
+
+
 def test_a_piece_that_was_sent_and_never_received_is_kept() -> None:
     arena = Arena(4 * MB)
     _send(arena, _slab(arena, 3 * MB))
@@ -177,7 +201,8 @@ def test_no_memory_is_no_piece_and_not_a_signal(
     monkeypatch.setattr(os, "posix_fallocate", full)
     caplog.set_level(logging.WARNING, logger="durastore")
     assert arena.slab(32 * MB) is None
-    assert "No space left on device" in caplog.text
+    assert arena.slab(33 * MB) is None
+    assert caplog.text.count("No space left on device") == 1, "it may be so for each of many batches"
     address = first.data_ptr()
     del first
     assert _slab(arena, MB).data_ptr() == address, "what it has is still lent"
@@ -197,6 +222,12 @@ def test_memory_is_taken_as_needed_and_given_back_at_the_end() -> None:
     assert _Receiver(arena).bytes_of(piece) == bytes([3]) * MB
 
 
+def test_nothing_is_lent_when_the_worker_ends() -> None:
+    arena = Arena(4 * MB)
+    arena.retire()
+    assert arena.slab(MB) is None, "its memory is the system's again: to write to it may be a signal"
+
+
 class _Handle:
     """A descriptor on its way."""
 
@@ -207,13 +238,22 @@ class _Handle:
         return self._fd
 
 
+def _message(arena: Arena, piece: SentPiece) -> handover._Message:
+    owner = handover._Owner(name=secrets.token_hex(8), pid=os.getpid(), size_bytes=arena.size_bytes)
+    return handover._Message(owner, _Handle(arena), piece)
+
+
+def _received(message: handover._Message) -> Any:
+    return torch.empty(0, dtype=torch.uint8).set_(handover._take(message))
+
+
 def test_a_receiver_takes_a_piece_once_and_gives_it_back() -> None:
     arena = Arena(4 * MB)
-    owner = handover._Owner(name=secrets.token_hex(8), pid=os.getpid(), size_bytes=arena.size_bytes)
     piece = _send(arena, _slab(arena, 3 * MB, 6))
-    first = handover._Message(owner, _Handle(arena), piece)
+    first = _message(arena, piece)
+    owner = first.owner
     was_known = arena.is_known
-    received = torch.empty(0, dtype=torch.uint8).set_(handover._take(first))
+    received = _received(first)
     assert (was_known, arena.is_known) == (False, True)
     assert len(received) == 3 * MB
     with pytest.raises(DurastoreError, match="twice"):
@@ -225,13 +265,58 @@ def test_a_receiver_takes_a_piece_once_and_gives_it_back() -> None:
     assert second.cell == piece.cell
     with pytest.raises(DurastoreError, match="twice"):
         handover._take(handover._Message(owner, None, piece))
-    received = torch.empty(0, dtype=torch.uint8).set_(handover._take(handover._Message(owner, None, second)))
+    received = _received(handover._Message(owner, None, second))
     assert bool((received == 8).all())
     stranger = dataclasses.replace(owner, name=secrets.token_hex(8))
     with pytest.raises(DurastoreError, match="two processes"):
         handover._take(handover._Message(stranger, None, second))
     del received
     handover._MAPPED.pop(owner.name)
+
+
+def test_what_is_let_go_in_the_moment_of_a_fork_may_be_the_childs() -> None:
+    arena = Arena(8 * MB)
+    first = _message(arena, _send(arena, _slab(arena, 3 * MB, 1)))
+    held = _received(first)
+    handover._before_fork()
+    del held
+    second = _send(arena, _slab(arena, 3 * MB, 2))
+    held = _received(handover._Message(first.owner, None, second))
+    del held  # came and went: the child may have been made between
+    assert arena.slab(3 * MB) is None
+    handover._after_fork()
+    handover._give_back_left()
+    assert _slab(arena, 7 * MB) is not None, "there was no child in the end"
+    handover._MAPPED.pop(first.owner.name)
+
+
+def test_a_receiver_that_cannot_map_the_memory_copies(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    arena = Arena(4 * MB)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    held = []
+    with monkeypatch.context() as limited:
+        limited.setattr(mmap, "mmap", refused)
+        first = _message(arena, _send(arena, _slab(arena, 3 * MB, 1)))
+        piece = first.piece
+        for fill in (2, 3):
+            held.append(_received(handover._Message(first.owner, _Handle(arena), piece)))
+            assert not arena.is_known, "so the descriptor comes again"
+            with pytest.raises(DurastoreError, match="twice"):
+                handover._take(handover._Message(first.owner, _Handle(arena), piece))
+            piece = _send(arena, _slab(arena, 3 * MB, fill))
+    assert caplog.text.count("Cannot allocate memory") == 1
+    held.append(_received(handover._Message(first.owner, _Handle(arena), piece)))
+    assert arena.is_known
+    assert [set(bytes(one.numpy())) for one in held] == [{1}, {2}, {3}]
+    held.clear()
+    handover._MAPPED.pop(first.owner.name)
+    os.close(first.handle.detach())
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 @pytest.mark.parametrize("seed", range(6))

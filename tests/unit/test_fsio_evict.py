@@ -6,13 +6,15 @@ import fcntl
 import os
 import pickle
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from durastore.clock import SYSTEM_CLOCK, ManualClock
-from durastore.errors import ConfigError
+from durastore.errors import ConfigError, DiskFailed
 from durastore.fsio.evict import CACHE_MARKER_NAME, CacheFolder
+from durastore.fsio.publish import write_all
 from durastore.fsio.sys import SystemCalls
 
 KB = 1024
@@ -205,7 +207,7 @@ def test_threads_that_fill_and_drop_at_once_stay_within_the_limit(cache: CacheFo
     wrong: list[object] = []
 
     def churn(thread: int) -> None:
-        own = CacheFolder(cache.path, limit_bytes=LIMIT, clock=ManualClock())
+        own = CacheFolder(cache.path, limit_bytes=LIMIT, clock=SYSTEM_CLOCK)
         for n in range(30):
             own._count_again_s = None
             own.keep(f"t{thread}-{n}", _data(n, 12 * KB), is_spare=_all_spare)
@@ -222,3 +224,63 @@ def test_threads_that_fill_and_drop_at_once_stay_within_the_limit(cache: CacheFo
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def _held_ledger(cache: CacheFolder) -> Callable[[], None]:
+    """Another process has the ledger, and was stopped. The way back: it lets go. By itself after a while, so that who
+    waits for it fails and does not hang.
+    """
+    fd = os.open(cache.path / "ledger", os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    timer = threading.Timer(30, fcntl.flock, (fd, fcntl.LOCK_UN))
+    timer.start()
+
+    def let_go() -> None:
+        timer.cancel()
+        os.close(fd)
+
+    return let_go
+
+
+def test_a_process_that_was_stopped_with_the_ledger_stops_no_other(cache: CacheFolder, clock: ManualClock) -> None:
+    assert cache.keep("a", _data(1), is_spare=_none_spare)
+    let_go = _held_ledger(cache)
+    began = clock.monotonic()
+    with pytest.raises(DiskFailed, match="held its ledger"):
+        cache.keep("b", _data(2), is_spare=_none_spare)
+    waited = clock.monotonic() - began
+    assert 2 < waited < 3
+    for _ in range(100):
+        with pytest.raises(DiskFailed, match="held its ledger"):
+            cache.forget("a")
+    assert clock.monotonic() - began == waited, "it is waited for once, not by each sample"
+    assert cache.read("a", size_bytes=20 * KB) == bytes(_data(1))
+    let_go()
+    assert cache.keep("b", _data(2), is_spare=_none_spare)
+    assert _names(cache) == ["a", "b"]
+
+
+def test_a_ledger_that_is_held_while_a_file_is_written_leaves_it_as_a_kill_does(
+    cache: CacheFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cache.keep("a", _data(1), is_spare=_none_spare)
+    held: list[Callable[[], None]] = []
+
+    def stopped_before(fd: int, chunks: list[memoryview]) -> None:
+        write_all(fd, chunks)
+        if len(chunks[0]) > KB:  # the ledger is written by the same function
+            held.append(_held_ledger(cache))
+
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched:
+        patched.setattr("durastore.fsio.evict.write_all", stopped_before)
+        assert cache.keep("b", _data(2), is_spare=_none_spare), "it is whole under its name"
+    assert len(held) == 1
+    held[0]()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert cache.read("b", size_bytes=20 * KB) == bytes(_data(2))
+    assert allocated(cache.path) <= int((cache.path / "ledger").read_text())
+    assert cache.keep("c", _data(3), is_spare=_none_spare)
+    cache.keep("d", _data(4, 60 * KB), is_spare=_none_spare)  # no room, so that it is counted
+    assert _names(cache) == ["a", "b", "c"], "and the other name of it is gone"
+    assert allocated(cache.path) <= int((cache.path / "ledger").read_text()) <= LIMIT

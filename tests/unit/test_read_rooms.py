@@ -140,3 +140,18 @@ def test_stacked_is_what_torch_makes_of_it() -> None:
     for wrong in ([], [base[0], base[0, :2]]):
         with pytest.raises((RuntimeError, ValueError)):
             stacked(wrong)
+
+
+def test_stacked_keeps_what_a_tensor_says_beside_its_bytes() -> None:
+    """Conjugated, negated, with a gradient to come: all three are lost where one tensor is made of the bytes."""
+    complex_ones = torch.arange(8, dtype=torch.float32).view(4, 2).to(torch.complex64) * 1j
+    real = torch.arange(6, dtype=torch.float32)
+    for tensors in (
+        [complex_ones[0].conj(), complex_ones[1].conj()],
+        [complex_ones[0], complex_ones[1].conj()],
+        [real[:3], torch._neg_view(real[3:])],
+    ):
+        assert torch.equal(stacked(tensors).resolve_conj(), torch.stack(tensors).resolve_conj())
+    learned = torch.zeros(3, requires_grad=True)
+    assert stacked([real[:3], learned]).requires_grad
+    assert stacked([real[:3], real[3:].requires_grad_()]).requires_grad
