@@ -16,7 +16,7 @@ from durastore_cli.exits import EPILOG
 from durastore_cli.interrupts import until_interrupted
 from durastore_cli.options import bucket_option, given, local_option, needed_place, remote_options
 from durastore_cli.remote import opened_remote
-from durastore_cli.render import print_json, print_json_lines, print_lines, time_text
+from durastore_cli.render import print_json, print_json_lines, print_lines, shown, time_text
 
 if TYPE_CHECKING:
     from durastore.spool.glance import RootGlance, SpoolGlance
@@ -43,11 +43,17 @@ def command(
 ) -> int:
     """Show what a spool root holds, also while an extractor works there; with --bucket the manifest's totals too.
 
+    --failed --bucket tells what failed on all machines, as far as they told the bucket; --failed --local what failed in
+    that root.
+
     Takes no lock and writes nothing.
     """
     if watch:
         return _watch(Path(needed_place("local", local)), every_s=every_s, as_json=as_json)
     if failed:
+        place = bucket if bucket is not None or resolve_place("local", local) else resolve_place("bucket", bucket)
+        if place is not None:
+            return _show_failed_anywhere(place, remote, as_json=as_json)
         return _show_failed(Path(needed_place("local", local)), as_json=as_json)
     from durastore.store.overview import look_at_store
 
@@ -103,6 +109,35 @@ def _show_failed(root: Path, *, as_json: bool) -> int:
         if not failures:
             print_lines(["no sample is recorded as failed"])
     return _PARTLY_DONE if failures else 0
+
+
+def _show_failed_anywhere(bucket: str, remote: dict[str, Any], *, as_json: bool) -> int:
+    """As `_show_failed`, of all hosts; what says nothing is named on stderr."""
+    from dataclasses import asdict
+
+    from durastore.extract.shared_failures import fetch_failures
+
+    with opened_remote(bucket, given(remote)) as (store, prefix):
+        found = fetch_failures(store, prefix)
+    if as_json:
+        failed = [{**asdict(failure), "time": time_text(failure.time_ns)} for failure in found.failures]
+        ignored = [asdict(each) for each in found.ignored]
+        print_json({"run": found.run.hex, "failed": failed, "ignored": ignored, "problem": found.problem})
+    else:
+        print_lines(
+            f"{f.sample_id or f'line {f.line}'}: {f.stage}: {f.reason}"
+            f" (attempts {f.attempts}, runs {f.runs}, {f.worker} on {f.host}, {time_text(f.time_ns)})"
+            for f in found.failures
+        )
+        if not found.failures:
+            print_lines(["the bucket was told of no sample that failed and is not stored"])
+    for each in found.ignored[:_SHOWN]:
+        click.echo(shown(f"durastore: not read: {each.key}: {each.reason}"), err=True)
+    if len(found.ignored) > _SHOWN:
+        click.echo(f"durastore: not read: ... and {len(found.ignored) - _SHOWN} more (--json names all)", err=True)
+    if found.problem is not None:
+        click.echo(shown(f"durastore: what was stored since is told as failed, too: {found.problem}"), err=True)
+    return _PARTLY_DONE if found.failures else 0
 
 
 def _facts(report: StatusReport, *, reserve_bytes: int) -> dict[str, Any]:

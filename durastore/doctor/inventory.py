@@ -21,6 +21,7 @@ from durastore.extract.inputs import Survey, read_selected, survey_input
 from durastore.extract.model_identity import resolve_model
 from durastore.extract.rows import RowFailure, TokenRow
 from durastore.extract.shards import WHOLE, parse_shard
+from durastore.extract.shared_failures import fetch_told
 from durastore.extract.starts import Start
 from durastore.extract.tokens import LengthRule, NoTokenizer, Tokenizer, TransformersTokenizer, tokenise
 from durastore.manifest.index import IdIndex
@@ -49,6 +50,8 @@ class Inventory:
     missing_ids: list[str] = field(default_factory=list)
     probe_ids: npt.NDArray[np.int64] | None = None
     longest_tokens: int = 0
+    unread: list[str] = field(default_factory=list)
+    """Lists of failures in the bucket that say nothing."""
 
     @property
     def adds_up(self) -> bool:
@@ -80,6 +83,7 @@ def look_at_inventory(seen: Examination) -> Verdict:
     rule, tokenizer = _rule(seen, start), _tokenizer(start, survey)
     found = Inventory(inputs=survey.inputs)
     held = _Held(seen)
+    found.unread = held.unread
     for row in read_selected(survey):
         _count(row if isinstance(row, RowFailure) else tokenise(row, tokenizer, rule=rule), held, found=found)
     seen.probe_ids, seen.left = found.probe_ids, found.missing + found.only_here
@@ -134,13 +138,28 @@ class _Held:
             prefix = seen.request.bucket.prefix
             self._index = fetch_view(seen.objects, fetch_snapshot(seen.objects, prefix)).index(run.digest)
             self._local = seen.only_local.get(run.digest.hex, set())
-        self._failures = _failures(seen.request.local, run)
+        self.unread: list[str] = []
+        self._failures = self._told_failures(seen, run) | _failures(seen.request.local, run)
 
     def is_done(self, row: TokenRow) -> bool:
         return self._index is not None and self._index.contains(row.sample_id, row.input_digest)
 
     def is_here(self, row: TokenRow) -> bool:
         return (str(row.sample_id), row.input_digest.hex) in self._local
+
+    def _told_failures(self, seen: Examination, run: Run | None) -> dict[str, str]:
+        """Sample id -> why extractions on any machine could not do it, as the bucket was told. What is done since, the
+        manifest tells first.
+        """
+        if run is None or seen.objects is None:
+            return {}
+        failures, lists = fetch_told(seen.objects, seen.request.bucket.prefix, run=run.digest)
+        self.unread = [f"{each.key}: {each.reason}" for each in lists.ignored]
+        return {
+            failure.sample_id: f"{failure.stage}: {failure.reason} (tried in {failure.runs} runs, on {failure.host})"
+            for failure in failures
+            if failure.sample_id is not None
+        }
 
     def failure(self, row: TokenRow) -> str | None:
         return self._failures.get(str(row.sample_id))
@@ -204,5 +223,6 @@ def _notes(found: Inventory) -> Iterator[str]:
         yield f"failed: {why}"
     if found.failed > _SHOWN:
         yield f"failed: ... and {found.failed - _SHOWN} more"
+    yield from (f"a list of failures is not read: {each}" for each in found.unread[:_SHOWN])
     if found.failed:
         yield "the command tries these again; --retry-failed tries nothing else"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from signal import SIGTERM
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.config import resolve_options
 from durastore.errors import ConfigError, DurastoreError, EngineFailed, StoreClosed
 from durastore.extract.crew import CrewEnd, run_crew
+from durastore.extract.failure_teller import FailureTeller, hear_failures, opened_bucket, telling_failures
 from durastore.extract.inputs import LinePlace, Survey, read_placed, survey_input
 from durastore.extract.job import (
     EngineFactory,
@@ -88,6 +90,11 @@ def run_shared_extract(
         work = _Job(request, survey, plan=plan, shared=(job, queue, records), bookkeeping=(switch, clock))
         work.crew = crew or run_crew
         work.begin()
+        bucket, run = partial(opened_bucket, request), Run.of(plan.run).digest
+        if request.is_retry:
+            hear_failures(records.book, bucket, run=run)
+        teller = FailureTeller(records.book, bucket, run=run)
+        stack.enter_context(telling_failures(teller, is_stopping=lambda: switch.signal is not None))
         work.fill(store)
         store.abandon()  # its spool is free for a worker; what waits in it goes on there
         orders = [

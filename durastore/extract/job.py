@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from durastore.config import resolve_options
 from durastore.errors import DurastoreError, StoreClosed
 from durastore.extract.engine import Engine
 from durastore.extract.failure_book import FailureBook
+from durastore.extract.failure_teller import FailureTeller, hear_failures, opened_bucket, telling_failures
 from durastore.extract.inputs import Survey, read_selected, survey_input
 from durastore.extract.job_book import KnownJob, begin_job, end_job
 from durastore.extract.layers import LayerPlan, parse_layers
@@ -238,14 +240,26 @@ class _Session:
             begin_job(self.request.local, KnownJob(job=self.job, start=start, workers=0, inputs=self.survey.inputs))
             try:
                 with ledger.hearing(LOGGER):
-                    book = records.book if self.request.is_retry else None
-                    rows = wanted_rows(self.survey, plan, store=store, book=book)
-                    report = self._work_off(rows, store, engine=engine, records=records)
+                    report = self._work_off_told(plan, store, engine=engine, records=records)
             finally:
                 engine.close()
             ledger.end(report)
             end_job(self.request.local, self.job, report=report, clock=self.clock)
             return report
+
+    def _work_off_told(
+        self, plan: RunPlan, store: SampleStore, *, engine: WatchedEngine, records: Records
+    ) -> ExtractReport:
+        """The bucket says what failed elsewhere, and is told what fails here."""
+        bucket, run = partial(opened_bucket, self.request), self.run.digest
+        if self.request.is_retry:
+            hear_failures(records.book, bucket, run=run)
+        switch = StopSwitch(grace_s=self.request.grace_s, clock=self.clock)
+        teller = FailureTeller(records.book, bucket, run=run)
+        with telling_failures(teller, is_stopping=lambda: switch.signal is not None):
+            book = records.book if self.request.is_retry else None
+            rows = wanted_rows(self.survey, plan, store=store, book=book)
+            return self._work_off(rows, store, engine=engine, bookkeeping=(records, switch))
 
     def _work_off(
         self,
@@ -253,14 +267,14 @@ class _Session:
         store: SampleStore,
         *,
         engine: WatchedEngine,
-        records: Records,
+        bookkeeping: tuple[Records, StopSwitch],
     ) -> ExtractReport:
+        records, switch = bookkeeping
         start = self.clock.monotonic()
         settle = records.book.settle
         tally = Tally(
             self.survey.inputs, record=records.failure, settle=lambda row, _: settle(str(row.sample_id), row.line)
         )
-        switch = StopSwitch(grace_s=self.request.grace_s, clock=self.clock)
         told = ReportedWorker(spool=self.spool_path, run=self.run.digest.hex, job=self.job)
         with (
             self._signals(switch),

@@ -46,6 +46,8 @@ class RowFailure:
     reason: str
     attempts: int = 1
     """How often the model (or what comes before it) was asked for it in this run."""
+    input_digest: Digest | None = None
+    """Of the tokens that the model was asked for; None where it did not come to that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,5 +231,10 @@ def _attempt(engine: Engine, batch: Sequence[TokenRow]) -> list[Extracted | Refu
 
 def _failed(row: TokenRow, refused: Refused) -> RowFailure:
     return RowFailure(
-        line=row.line, sample_id=row.sample_id, stage="states", reason=refused.reason, attempts=refused.attempts
+        line=row.line,
+        sample_id=row.sample_id,
+        stage="states",
+        reason=refused.reason,
+        attempts=refused.attempts,
+        input_digest=row.input_digest,
     )

@@ -68,6 +68,17 @@ CREATE TABLE IF NOT EXISTS failure (
     worker TEXT NOT NULL,
     time_ns INTEGER NOT NULL,
     settled_ns INTEGER,
+    input_digest TEXT,
+    PRIMARY KEY (run, name)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS failure_told (
+    run TEXT NOT NULL,
+    name TEXT NOT NULL,
+    line INTEGER NOT NULL,
+    time_ns INTEGER NOT NULL DEFAULT 0,
+    runs INTEGER NOT NULL DEFAULT 0,
+    stored_id TEXT,
+    is_settled INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (run, name)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS start (
@@ -102,6 +113,7 @@ class WorkDb:
                 self._conn.execute("PRAGMA journal_mode = WAL")
                 self._conn.execute("PRAGMA synchronous = NORMAL")
                 self._conn.executescript(_SCHEMA)
+                _ensure_columns(self._conn)
 
     @contextmanager
     def changing(self) -> Iterator[sqlite3.Connection]:
@@ -131,6 +143,20 @@ class WorkDb:
         except sqlite3.Error as exc:
             hint = "samples are safe; move the file away and run the same command again"
             raise DiskFailed(f"{what} {self.path}: {exc}", hint=hint) from exc
+
+
+def _ensure_columns(conn: sqlite3.Connection) -> None:
+    """A file of an older version has a table without them."""
+    if _has_input_digest(conn):
+        return
+    conn.execute("BEGIN IMMEDIATE")
+    if not _has_input_digest(conn):  # another process may have been as quick
+        conn.execute("ALTER TABLE failure ADD COLUMN input_digest TEXT")
+    conn.execute("COMMIT")
+
+
+def _has_input_digest(conn: sqlite3.Connection) -> bool:
+    return any(name == "input_digest" for _, name, *_ in conn.execute("PRAGMA table_info(failure)"))
 
 
 def _ensure_private(path: Path) -> None:

@@ -197,7 +197,12 @@ class StoreWriter:
             job.extracted.settle(lambda row=job.row: self._holds(row))  # type: ignore[misc]
 
     def _fail(self, job: _Job, *, stage: str, reason: str) -> None:
-        self._tally.add_failed(RowFailure(line=job.row.line, sample_id=job.row.sample_id, stage=stage, reason=reason))
+        row = job.row
+        self._tally.add_failed(
+            RowFailure(
+                line=row.line, sample_id=row.sample_id, stage=stage, reason=reason, input_digest=row.input_digest
+            )
+        )
         job.extracted.settle(None)
 
     def _holds(self, row: TokenRow) -> bool:

@@ -17,11 +17,14 @@ __all__ = [
     "PackKeyParts",
     "SegmentKeyParts",
     "carries_pack",
+    "failures_key",
+    "failures_listing_prefix",
     "file_listing_prefix",
     "held_listing_prefixes",
     "marker_key",
     "pack_key",
     "pack_listing_prefix",
+    "parse_failures_key",
     "parse_pack_key",
     "parse_segment_key",
     "segment_key",
@@ -33,6 +36,7 @@ MAX_SEQ = 10**12 - 1
 _PACK = re.compile(r"packs/([0-9a-f]{16})/([0-9]{12})-([0-9a-f]{16})\.(tar|safetensors)")
 _PACK_ANYWHERE = re.compile(rf"(?:.+/)?{_PACK.pattern}", re.DOTALL)
 _SEGMENT = re.compile(r"manifest/([0-9a-f]{16})/([0-9]{12})-([0-9a-f]{16})\.parquet")
+_FAILURES = re.compile(r"failures/([0-9a-f]{16})/([0-9]{12})-([0-9a-f]{16})\.parquet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -48,7 +52,7 @@ class PackKeyParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class SegmentKeyParts:
-    """What a manifest segment's key says."""
+    """What the key of a manifest segment, or of a failure list, says."""
 
     writer: WriterId
     seq: int
@@ -88,6 +92,25 @@ def parse_segment_key(prefix: str, key: ObjectKey) -> SegmentKeyParts | None:
         return None
     writer, seq, digest = found.groups()
     return SegmentKeyParts(writer=WriterId(writer), seq=int(seq), short_digest=digest)
+
+
+def failures_key(prefix: str, writer: WriterId, *, seq: int, digest: Digest) -> ObjectKey:
+    """`<prefix>/failures/<writer>/<12-digit seq>-<16 hex>.parquet`."""
+    return ObjectKey(f"{failures_listing_prefix(prefix)}{writer.hex}/{_seq(seq)}-{digest.short}.parquet")
+
+
+def parse_failures_key(prefix: str, key: ObjectKey) -> SegmentKeyParts | None:
+    """Exact inverse of `failures_key` below `prefix`; None for every other key."""
+    found = _FAILURES.fullmatch(_below(prefix, key))
+    if not found:
+        return None
+    writer, seq, digest = found.groups()
+    return SegmentKeyParts(writer=WriterId(writer), seq=int(seq), short_digest=digest)
+
+
+def failures_listing_prefix(prefix: str) -> str:
+    """What to LIST for the failure lists of all writers."""
+    return f"{_lead(prefix)}failures/"
 
 
 def file_listing_prefix(prefix: str) -> str:

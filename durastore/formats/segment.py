@@ -193,12 +193,8 @@ def parse_segment_table(data: bytes, *, columns: Sequence[str] | None = None) ->
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(
-            pa.BufferReader(data),
-            thrift_string_size_limit=len(data) + 1,
-            thrift_container_size_limit=1_000_000,
-            read_dictionary=[] if columns is None else [name for name in columns if name in _REPEATED],
-        )
+        limits: Any = {"thrift_string_size_limit": len(data) + 1, "thrift_container_size_limit": 1_000_000}
+        file = pq.ParquetFile(pa.BufferReader(data), **limits)
         _check_version(file.schema_arrow.metadata or {})
         if file.metadata.num_rows > min(MAX_SEGMENT_ROWS, _MAX_ROWS_A_BYTE * len(data)):
             raise IntegrityError(f"a segment of {file.metadata.num_rows} rows is impossible")
@@ -206,6 +202,9 @@ def parse_segment_table(data: bytes, *, columns: Sequence[str] | None = None) ->
         if missing:
             raise IntegrityError(f"the segment has no column {', '.join(sorted(missing))}")
         wanted = list(COLUMNS) if columns is None else list(columns)
+        if columns is not None:  # opened again: to ask for a column that a newer format lacks is pyarrow's own error
+            repeated = [name for name in wanted if name in _REPEATED]
+            file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=repeated, **limits)
         table = file.read(columns=wanted).select(wanted)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, MemoryError, OverflowError) as exc:

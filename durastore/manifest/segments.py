@@ -14,7 +14,7 @@ from durastore.model import Digest, ObjectKey, WriterId
 from durastore.objectstore.crc import crc64nvme_b64
 from durastore.objectstore.port import ObjectStore
 
-__all__ = ["publish_segment"]
+__all__ = ["publish_checked", "publish_segment"]
 
 
 def publish_segment(store: ObjectStore, data: bytes, *, prefix: str, writer: WriterId, seq: int) -> ObjectKey:
@@ -24,8 +24,14 @@ def publish_segment(store: ObjectStore, data: bytes, *, prefix: str, writer: Wri
     anew. Raises `NotVerified` where the endpoint does not show what it acknowledged, `IntegrityError` where it shows
     other bytes; the caller must then treat the segment as unpublished.
     """
+    return publish_checked(
+        store, data, key=segment_key(prefix, writer, seq=seq, digest=Digest.of(data)), what="segment"
+    )
+
+
+def publish_checked(store: ObjectStore, data: bytes, *, key: ObjectKey, what: str) -> ObjectKey:
+    """`publish_segment` for any object whose key carries the digest of `data`. `what`: its kind, for errors."""
     digest = Digest.of(data)
-    key = segment_key(prefix, writer, seq=seq, digest=digest)
     lost_answer: AmbiguousWrite | None = None
     try:
         # Not create-only: the key names the bytes (INV-4), so writing again can only heal, on any endpoint.
@@ -38,7 +44,7 @@ def publish_segment(store: ObjectStore, data: bytes, *, prefix: str, writer: Wri
         except ObjectAbsent as exc:
             if lost_answer is not None:
                 raise lost_answer from exc
-            raise NotVerified(f"segment {key} was acknowledged but cannot be read back", key=key.text) from exc
+            raise NotVerified(f"{what} {key} was acknowledged but cannot be read back", key=key.text) from exc
     if len(seen) != len(data) or Digest.of(seen) != digest:
-        raise IntegrityError(f"segment {key} reads back as other bytes than were sent", key=key.text)
+        raise IntegrityError(f"{what} {key} reads back as other bytes than were sent", key=key.text)
     return key

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,12 @@ import numpy as np
 import pytest
 
 import durastore
+from durastore.clock import SYSTEM_CLOCK
+from durastore.extract.failure_book import FailureBook
+from durastore.extract.failure_teller import FailureTeller, hear_failures, opened_bucket
+from durastore.extract.job import ExtractRequest
+from durastore.extract.rows import RowFailure
+from durastore.model import Digest, SampleId
 from durastore.store.store import Store
 from durastore.testing.strict_s3 import Lie, Rule, SeenRequest, StrictS3
 from durastore_cli.main import run
@@ -87,10 +94,22 @@ class Lab:
     def write(self) -> None:
         """Put, flush, and free; a large sample goes up in parts. The endpoint is probed by the way."""
         with self.open() as store:
+            self._tell_a_failure(store.run.digest)
             store.put("a", {"x": np.arange(9)})
             store.put("large", {"x": np.random.default_rng(0).integers(0, 255, 17 << 20, np.uint8)})
             store.flush()
             store.drain()
+
+    def _tell_a_failure(self, run: Digest) -> None:
+        """As an extraction does, and one that retries what failed."""
+        request = ExtractRequest(input=self.folder, model="m", layers="1", bucket=self.url, local=self.folder / "spool")
+        bucket = partial(opened_bucket, request)
+        book = FailureBook(request.local, run=run.hex, worker="lab", clock=SYSTEM_CLOCK)
+        book.add(RowFailure(line=1, sample_id=SampleId("failed"), stage="states", reason="has a NaN"))
+        assert FailureTeller(book, bucket, run=run).tell() == 1
+        hear_failures(book, bucket, run=run)
+        assert book.knows("failed", 1)
+        book.close()
 
     def write_after_a_kill(self) -> None:
         """What an earlier process forgot is aborted, and an upload that broke off is gone on with."""
@@ -146,3 +165,4 @@ class Lab:
             ["artifacts", "pull", "--name", "run", "--out", str(self.folder / "back")],
         ):
             assert self.command(*words) == 0, words
+        assert self.command("status", "--failed") == 3

@@ -16,14 +16,16 @@ import xxhash
 from durastore.codec import decode_tensors, plan_rows, scan_sample
 from durastore.codec.planes import decode_chunk
 from durastore.formats.artifact_list import ArtifactList, parse_list_key
+from durastore.formats.failure_list import parse_failure_table
 from durastore.formats.file_keys import parse_file_key
-from durastore.formats.keys import parse_pack_key
+from durastore.formats.keys import parse_failures_key, parse_pack_key
 from durastore.formats.marker import Marker
 from durastore.formats.pack import iter_pack
 from durastore.formats.spool_root import parse_root
 from durastore.formats.stop import StopRecord
 from durastore.fsio.folder import Folder
-from durastore.model import ObjectKey, WriterId
+from durastore.manifest.failure_lists import latest_failures
+from durastore.model import Digest, ObjectKey, WriterId
 from durastore.spool.journal import Journal
 from tests.architecture.source_tree import REPO
 
@@ -193,6 +195,29 @@ def test_the_segment_has_the_rows_of_the_page() -> None:
     table, pack = pq.read_table(REPO / "tests/formats/v1/segment.parquet"), REPO / "tests/formats/v1/pack.tar"
     assert _digest(pack.read_bytes()[1536:2528]) == table.column("header_digest")[0].as_py().hex()
     assert f"`{_digest(pack.read_bytes()[1536:2528])}`" in page
+
+
+def test_the_failure_list_has_the_rows_of_the_page() -> None:
+    page, data = _page("failures.md"), (REPO / "tests/formats/v1/failures.parquet").read_bytes()
+    space: dict[str, Any] = {}
+    code = re.sub("tests/formats", str(REPO / "tests/formats"), _blocks("failures.md", "python")[0])
+    exec(compile(code, "failures.md", "exec"), space)  # noqa: S102 - our own documentation
+    shown = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page.splitlines() if line[:2] == "| "]
+    assert shown[1:] == [["" if v is None else str(v) for v in row.values()] for row in space["shown"]]
+    run = Digest(_digest(b'{"layers":[1],"model":"demo"}'))
+    assert space["run"].decode() == run.hex
+    assert f"`{run.hex}`" in page
+    (key,) = (text.strip() for text in _blocks("failures.md", "key"))
+    parts = parse_failures_key("runs/7", ObjectKey(key))
+    assert parts is not None
+    assert (parts.writer.hex, parts.seq, parts.short_digest) == ("0123456789abcdef", 1, _digest(data)[:16])
+    table = parse_failure_table(data, run=run)
+    assert table.column("sample_id").to_pylist() == ["doc/7", None, None]
+    assert table.column("input_digest")[0].as_py().hex() == _digest(b"tokens of doc/7")
+    assert [(row["sample_id"], row["line"], row["stored_id"]) for row in latest_failures(table).to_pylist()] == [
+        ("doc/7", 8, None),
+        (None, 12, "doc/12"),
+    ]
 
 
 def test_every_format_has_worked_bytes() -> None:

@@ -94,7 +94,7 @@ def load_target(name: str, *, is_guided: bool) -> FuzzTarget:
 
     group: tuple[FuzzTarget, ...]
     with atheris.instrument_imports(include=["durastore", "tests.fuzz"]):
-        if name == "segment_row":
+        if name in ("segment_row", "failure_row"):
             from tests.fuzz.row_targets import ROW_TARGETS
 
             group = ROW_TARGETS

@@ -1,4 +1,4 @@
-"""Mutated manifest segments: the whole file format, as pyarrow reads it, up to the resolved view."""
+"""Mutated manifest segments and failure lists: the whole file format, as pyarrow reads it, and what is made of it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from durastore.errors import DurastoreError, FormatUnsupported, IntegrityError
+from durastore.formats.failure_list import parse_failure_table
 from durastore.formats.segment import parse_segment_table, row_at, segment_covers, segment_runs, tombstone_at
 from durastore.manifest.fetching import FetchedSegments, SegmentTable
 from durastore.manifest.view import ResolvedView
 from durastore.model import Digest, ObjectKey
 from tests.fuzz.file_worker import WantsMemory
 from tests.fuzz.mutate import mutate_bytes
-from tests.fuzz.seeds import segment
+from tests.fuzz.row_targets import check_failures
+from tests.fuzz.seeds import RUN, failure_list, segment
 
 __all__ = ["ParquetFiles", "open_segment"]
 
@@ -27,9 +29,8 @@ _CODECS: tuple[Literal["none", "snappy", "zstd"], ...] = ("none", "snappy", "zst
 _VERSIONS: tuple[Literal["1.0", "2.0"], ...] = ("1.0", "2.0")
 
 
-def _variants() -> list[bytes]:
-    """The same segment as other Parquet writers could have written it, so that other decoders are reached."""
-    ours = segment()
+def _variants(ours: bytes) -> list[bytes]:
+    """The same file as other Parquet writers could have written it, so that other decoders are reached."""
     table = pq.read_table(pa.BufferReader(ours))
     metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
     found = [ours]
@@ -57,7 +58,7 @@ class ParquetFiles:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._files = _variants()
+        self._files = [*_variants(segment()), *_variants(failure_list())]
         self.seed_count = len(self._files)
         pa.set_cpu_count(1)
 
@@ -79,7 +80,8 @@ class ParquetFiles:
         return pages + footer + len(footer).to_bytes(4, "little") + b"PAR1"
 
     def check(self, data: bytes) -> bool:
-        return open_segment(data)
+        is_segment = open_segment(data)
+        return _open_failures(data) or is_segment
 
 
 def _few_changes(data: bytes, rng: random.Random) -> bytes:
@@ -108,6 +110,21 @@ def open_segment(data: bytes) -> bool:
         with suppress(IntegrityError):
             segment_runs(table)
         _resolve(table)
+    except MemoryError as exc:
+        raise WantsMemory from exc
+    return True
+
+
+def _open_failures(data: bytes) -> bool:
+    """Read a failure list as readers do. False where it is refused."""
+    try:
+        table = parse_failure_table(data, run=RUN.digest)
+    except (IntegrityError, FormatUnsupported) as exc:
+        if isinstance(exc.__cause__, MemoryError):
+            raise WantsMemory from exc
+        return False
+    try:
+        check_failures(table)
     except MemoryError as exc:
         raise WantsMemory from exc
     return True

@@ -1,4 +1,4 @@
-"""Fuzz target of manifest rows: the values of a segment's columns, and the texts beside them. Needs pyarrow."""
+"""Fuzz targets of rows: the values of the columns of manifest segments and failure lists. They need pyarrow."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from durastore.errors import IntegrityError
+from durastore.formats.failure_list import FAILURE_COLUMNS, TEXT_LIMITS, failure_schema, parse_failure_table
 from durastore.formats.segment import COLUMNS, arrow_schema, row_at, segment_covers, segment_runs, tombstone_at
+from durastore.manifest.failure_lists import latest_failures
+from durastore.model import Digest, id_fault
 from tests.fuzz.target import FuzzTarget
 
-__all__ = ["ROW_TARGETS"]
+__all__ = ["ROW_TARGETS", "check_failures"]
 
+_RUN = Digest.of(b"{}")
 _SCHEMA = arrow_schema()
 
 
@@ -53,4 +58,34 @@ def _as_column(value: object, kind: str, *, can_be_null: bool) -> Any:
     return text[:16].ljust(16, b"\0") if kind == "digest" else os.fsdecode(text)
 
 
-ROW_TARGETS = (FuzzTarget(name="segment_row", check=check_segment_row),)
+def check_failure_row(data: bytes) -> None:
+    """Two rows of the right column types and any values, as a list of our run."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(value, dict):
+        return
+    row = {name: _as_column(value.get(name), kind, can_be_null=True) for name, (kind, _, _) in FAILURE_COLUMNS.items()}
+    sink = pa.BufferOutputStream()
+    metadata = {"durastore.failures": "1", "durastore.run": _RUN.hex}
+    schema = failure_schema()
+    pq.write_table(pa.Table.from_pylist([row, row], schema=schema).replace_schema_metadata(metadata), sink)
+    with suppress(IntegrityError):
+        check_failures(parse_failure_table(bytes(sink.getvalue()), run=_RUN))
+
+
+def check_failures(table: pa.Table) -> None:
+    """What must hold of rows that were given out."""
+    latest = latest_failures(table).to_pylist()
+    assert len(latest) <= table.num_rows
+    for row in latest:
+        assert row["sample_id"] is None or id_fault(row["sample_id"]) is None
+        assert all("\x1b" not in row[name] and len(row[name]) <= limit for name, limit in TEXT_LIMITS.items())
+        assert row["stored_id"] is None or row["sample_id"] in (None, row["stored_id"])
+
+
+ROW_TARGETS = (
+    FuzzTarget(name="segment_row", check=check_segment_row),
+    FuzzTarget(name="failure_row", check=check_failure_row),
+)

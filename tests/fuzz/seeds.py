@@ -15,6 +15,7 @@ import numpy as np
 from durastore.codec.dtypes import DTYPES, numpy_dtype
 from durastore.codec.encode import EncodedSample, SampleContext, encode_sample
 from durastore.codec.planes import encode_chunk
+from durastore.formats.failure_list import FailedSample, FailureList, SettledFailure, render_failure_list
 from durastore.formats.journal import render_entry, render_evidence
 from durastore.formats.marker import Marker
 from durastore.formats.pack import TRAILER, member_header, member_padding, run_member
@@ -141,6 +142,7 @@ def corpora() -> dict[str, Mapping[str, bytes]]:
         "sample_scan": {"three": b"".join(encoded[0].chunks()), "alone": b"".join(encoded[1].chunks())},
         "pack_walk": {"two": pack("a", "b/c.d") + TRAILER, "long": pack("n" * 150), "run": run_member(RUN)},
         "segment_row": _row_seeds(encoded[0]),
+        "failure_row": _failure_seeds(),
         **_text_seeds(),
         **_journal_seeds(encoded[0]),
         **_name_seeds(),
@@ -195,6 +197,28 @@ def _scattered(count: int, *, salt: int) -> np.ndarray[Any, np.dtype[np.float64]
     """Numbers in 0..1 without a pattern that a compressor would see, the same everywhere."""
     steps = (np.arange(count, dtype=np.uint64) + np.uint64(salt << 32)) * np.uint64(0x9E3779B97F4A7C15)
     return ((steps ^ steps >> np.uint64(29)) * np.uint64(0xBF58476D1CE4E5B9) >> np.uint64(40)) / (1 << 24)
+
+
+def failure_list() -> bytes:
+    """A list as `durastore.formats.failure_list` writes it."""
+    values: dict[str, Any] = {"line": 3, "attempts": 2, "runs": 2, "worker": "pid 7", "host": "node-1", "time_ns": 7}
+    name = SampleId("a/b")
+    failed = (
+        FailedSample(sample_id=name, input_digest=Digest.of(b"i"), stage="states", reason="has a NaN", **values),
+        FailedSample(sample_id=None, input_digest=None, stage="read", reason="is not JSON", **values),
+    )
+    settled = (SettledFailure(sample_id=None, line=3, time_ns=7, stored_id=name),)
+    return render_failure_list(FailureList(run=RUN.digest, failed=failed, settled=settled))
+
+
+def _failure_seeds() -> dict[str, bytes]:
+    failed = {
+        "kind": "failed", "sample_id": "a/b", "line": 3, "input_digest": "0123456789abcdef", "stage": "states",
+        "reason": "state 2 has a NaN", "attempts": 2, "runs": 1, "worker": "worker 3 on node-2", "host": "node-1",
+        "time_ns": 7, "stored_id": None,
+    }  # fmt: skip
+    settled = {"kind": "settled", "line": 3, "time_ns": 7, "stored_id": "a/b"}
+    return {"failed": json.dumps(failed).encode(), "settled": json.dumps(settled).encode()}
 
 
 def _row_seeds(one: EncodedSample) -> dict[str, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 
 from durastore.doctor.stages import Status
 from durastore.extract.failure_book import FailureBook
+from durastore.extract.failure_teller import FailureTeller, opened_bucket
 from durastore.extract.job_book import load_starts
 from durastore.extract.rows import RowFailure
-from durastore.model import SampleId
+from durastore.model import Digest, SampleId
 from durastore_cli.main import run as cli
 from tests.integration.extract_lab import Job, extract_command, job, model_folder
 from tests.unit.spool_lab import spool_at
@@ -83,6 +85,24 @@ def test_a_finished_extraction_an_edited_input_and_a_failure_are_told_apart(ward
     assert _counts(stages) == (1, 0, 0, 0)
     assert ward.extract() == 0
     assert _counts(ward.doctor()[1]) == (7, 0, 0, 0)
+
+
+def test_what_failed_on_another_machine_is_not_missing(ward: Ward) -> None:
+    job = ward.job
+    job.write(*({"id": f"s/{n}", "text": f"w{n} w1"} for n in range(3)))
+    assert ward.extract() == 0
+    run = load_starts(job.root)[0].run
+    book = FailureBook(job.root.parent, run=run, worker="lab", clock=_clock())
+    for name in ("s/0", "sick"):
+        book.add(RowFailure(line=4, sample_id=SampleId(name), stage="states", reason="has a NaN"))
+    FailureTeller(book, partial(opened_bucket, job.request()), run=Digest(run)).tell()
+    book.close()
+    job.write(*({"id": f"s/{n}", "text": f"w{n} w1"} for n in range(3)), {"id": "sick", "text": "w4"})
+    code, stages = ward.doctor()
+    assert code == 0
+    assert _counts(stages) == (3, 0, 1, 0), "s/0 is done, whatever a list says"
+    (why,) = stages["inventory"]["facts"]["failures"]
+    assert why.startswith("sick: states: has a NaN (tried in 1 runs, on ")
 
 
 def _clock() -> Any:

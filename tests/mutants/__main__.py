@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.mutants.adopt_guards import ADOPT
 from tests.mutants.disk_guards import DISK
 from tests.mutants.doctor_guards import DOCTOR
+from tests.mutants.failure_guards import FAILURES
 from tests.mutants.foreign_guards import FOREIGN
 from tests.mutants.inventory_guards import INVENTORY
 from tests.mutants.lease_guards import LEASES
@@ -38,6 +39,7 @@ MUTANTS = (
     *FOREIGN,
     *ADOPT,
     *LEASES,
+    *FAILURES,
     *MIGRATE,
     *TRAINING,
     *DOCTOR,
