@@ -124,6 +124,14 @@ def test_newer_major_is_refused(version: str) -> None:
         parse_segment_table(data)
 
 
+def test_newer_major_without_a_column_that_is_asked_for_is_refused_as_newer() -> None:
+    def newer(table: pa.Table) -> pa.Table:
+        return table.drop_columns(["etag"]).replace_schema_metadata({"durastore.format": "2"})
+
+    with pytest.raises(FormatUnsupported):
+        parse_segment_table(rewritten(newer), columns=list(COLUMNS))
+
+
 @pytest.mark.parametrize(
     "metadata", [{}, {"durastore.format": ""}, {"durastore.format": "x"}, {"durastore.format": "1x"}]
 )
