@@ -181,6 +181,14 @@ TRAINING = (
         tests=(f"{_STREAM_TESTS}::test_no_more_is_fetched_ahead_than_allowed",),
     ),
     Mutant(
+        name="gpu-touched-in-a-worker",
+        clause="no GPU is touched in a loader's worker",
+        file="durastore/dataset/pinning.py",
+        before="        if data is not None and data.get_worker_info() is not None:\n",
+        after="        if False:\n",
+        tests=("tests/integration/test_dataset_handover.py::test_a_loaders_worker_touches_no_gpu",),
+    ),
+    Mutant(
         name="early-end-of-a-loader-not-noticed",
         clause=_STATE,
         file="durastore/dataset/counted.py",
