@@ -7,21 +7,23 @@ Pure. Must never count a sample as read that the training loop was not given.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
-from durastore.dataset.order import MIXED_BLOCKS, EpochOrder, Positions
+from durastore.dataset.order import LANES, EpochOrder, Positions
 from durastore.dataset.share import Share
 from durastore.errors import ConfigError, InvalidInput
 from durastore.model import Digest
 
-__all__ = ["START", "STATE_FORMAT", "Course", "Place", "Standing", "Uneven"]
+__all__ = ["START", "STATE_FORMATS", "Blocks", "Course", "Place", "Standing", "Uneven"]
 
 Uneven = Literal["pad", "drop"]
-STATE_FORMAT = "durastore-epoch/1"
+_PLAIN, _LANED = STATE_FORMATS = ("durastore-epoch/1", "durastore-epoch/2")
+"""Of a state whose order has lanes the second: versions that know none would go on in another order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +32,24 @@ class Place:
 
     epoch: int = 0
     taken: int = 0
+    lanes: int | None = None
+    """Those of the epoch's order, if it was begun with others than the run has now: it is ended as it was begun."""
 
 
 START = Place()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """How an order is cut, as it is asked for: neighbours that are shuffled as one, and how many such at a time."""
+
+    block: int = 1
+    lanes: int | None = None
+
+    @property
+    def lanes_or_usual(self) -> int:
+        """`LANES` where nothing is said and there are blocks."""
+        return (LANES if self.block > 1 else 0) if self.lanes is None else self.lanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +70,8 @@ class Course:
     uneven: Uneven = "pad"
     block: int = 1
     """Neighbours in the bucket that are shuffled as one (`EpochOrder`); 1: every sample by itself."""
+    lanes: int = 0
+    """How many blocks are read side by side, where there are blocks."""
     layout: Positions | None = field(default=None, compare=False, repr=False)
     """The positions in the order in which they lie in the bucket, where they are shuffled in blocks."""
 
@@ -63,6 +82,8 @@ class Course:
             raise ConfigError(f"shuffle={self.shuffle!r}", hint="the seed, a whole number; None reads in order of ids")
         if self.block < 1 or (self.block > 1 and (self.shuffle is None or self.layout is None)):
             raise ConfigError(f"block={self.block}", hint="at least 1; more than 1 only with a seed to shuffle by")
+        if self.lanes < 0 or (self.lanes and self.block == 1):
+            raise ConfigError(f"lanes={self.lanes} for block={self.block}", hint="at least 0, and 0 without blocks")
         if self.uneven == "drop" and 0 < self.size < self.share.world_size:
             raise ConfigError(f"{self.size} samples for {self.share.world_size} ranks", hint="use uneven='pad'")
 
@@ -73,13 +94,24 @@ class Course:
 
     def positions(self, place: Place, own: Positions) -> Positions:
         """The positions of this rank's samples number `own` (0 to count - 1) after `place`."""
-        order = EpochOrder(self.size, self.shuffle, place.epoch, self.block)
-        found = order.positions(self._ordinals(place, own))
+        found = self._order(place).positions(self._ordinals(place, own))
         return found if self.layout is None else self.layout[found]
 
     def windows(self, place: Place, own: Positions) -> Positions:
         """For each of these samples the number of the blocks that it is mixed with: equal ones lie in a few places."""
-        return self._ordinals(place, own) // (MIXED_BLOCKS * self.block)
+        return self._order(place).windows(self._ordinals(place, own))
+
+    def readers_of_a_block(self, place: Place, *, batch_size: int, workers: int) -> int:
+        """How many of all ranks' workers read parts of one and the same block, at most, with batches of this size."""
+        stride = batch_size * self.share.world_size * workers
+        lanes = self._order(place).lanes or 1
+        same = np.arange(0, stride, math.gcd(lanes, stride))  # places of one lane, modulo the stride
+        ranks, batches = same % self.share.world_size, same // (batch_size * self.share.world_size)
+        return len(np.unique(ranks * workers + batches))
+
+    def _order(self, place: Place) -> EpochOrder:
+        lanes = self.lanes if place.lanes is None else place.lanes
+        return EpochOrder(self.size, self.shuffle, place.epoch, self.block, lanes)
 
     def _ordinals(self, place: Place, own: Positions) -> Positions:
         return np.remainder(place.taken + own * self.share.world_size + self.share.rank, max(self.size, 1))
@@ -92,21 +124,27 @@ class Course:
 
     def render(self, place: Place) -> dict[str, Any]:
         """The state as plain JSON values; a few hundred bytes, whatever the size of the dataset."""
+        lanes = self._order(place).lanes
         return {
-            "format": STATE_FORMAT,
+            "format": _LANED if lanes else _PLAIN,
             "snapshot": self.snapshot.hex,
             "selection": self.selection.hex,
             "samples": self.size,
             "shuffle": self.shuffle,
             **({"block": self.block} if self.block > 1 else {}),  # absent in states of versions without blocks
+            **({"lanes": lanes} if lanes else {}),
             "epoch": place.epoch,
             "taken": place.taken,
         }
 
     def parse(self, state: Mapping[str, Any]) -> Place:
-        """The place of a state of the same samples in the same order. `InvalidInput` naming what is different."""
-        if not isinstance(state, Mapping) or state.get("format") != STATE_FORMAT:
-            raise InvalidInput("not a training state of this version", hint=f"it should say {STATE_FORMAT}")
+        """The place of a state of the same samples in the same order, with the lanes that its epoch was begun with.
+        `InvalidInput` naming what is different.
+        """
+        if not isinstance(state, Mapping) or state.get("format") not in STATE_FORMATS:
+            raise InvalidInput(
+                "not a training state of this version", hint=f"it should say {' or '.join(STATE_FORMATS)}"
+            )
         here = self.render(START)
         names = ("snapshot", "selection", "samples", "shuffle", "block")
         others = [name for name in names if state.get(name) != here.get(name)]
@@ -119,7 +157,10 @@ class Course:
         epoch, taken = state.get("epoch"), state.get("taken")
         if not (_is_count(epoch) and _is_count(taken) and taken <= self.size):
             raise InvalidInput(f"the training state says epoch {epoch!r}, {taken!r} of {self.size} samples")
-        return Place(epoch=epoch, taken=taken)
+        lanes = state.get("lanes", 0)
+        if not _is_count(lanes) or bool(lanes) != (state["format"] == _LANED) or (lanes and self.block == 1):
+            raise InvalidInput(f"the training state says {state.get('lanes')!r} lanes")
+        return Place(epoch=epoch, taken=taken, lanes=None if lanes == self.lanes else lanes)
 
 
 class Standing:

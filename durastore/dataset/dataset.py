@@ -21,9 +21,10 @@ from durastore.codec.dtypes import has_torch
 from durastore.config import resolve_options
 from durastore.dataset.cache import NodeCache, SampleShelf
 from durastore.dataset.connection import Connection
-from durastore.dataset.course import Course, Uneven
+from durastore.dataset.course import Blocks, Course, Uneven
 from durastore.dataset.inputs import InputIndex
 from durastore.dataset.order import Positions
+from durastore.dataset.pinning import PinnedSource
 from durastore.dataset.sampler import EpochSampler
 from durastore.dataset.selection import Where, layout_of, positions_of, positions_where, selection_digest
 from durastore.dataset.share import find_share
@@ -38,7 +39,7 @@ from durastore.objectstore.location import BucketUrl, S3Options
 from durastore.objectstore.port import ObjectStore
 from durastore.observe.events import LOGGER
 from durastore.read.remote import SampleSource, ServedSample, fetch_one, fetch_samples, serve_samples
-from durastore.read.rooms import rooms_of
+from durastore.read.rooms import Slabs, rooms_of
 from durastore.read.sample import Wanted
 
 __all__ = ["Dataset"]
@@ -210,14 +211,14 @@ class Dataset:
         """Begin to fetch these samples; `result` of each waits for it, and raises as indexing does."""
         return serve_samples(self._source, rows, wanted=self._wanted, rooms=rooms)
 
-    def rooms(self, rows: Sequence[ManifestRow]) -> list[Room | None]:
+    def rooms(self, rows: Sequence[ManifestRow], *, slabs: Slabs | None = None) -> list[Room | None]:
         """Where the tensors of these samples go, which are one batch: in a loader's worker to memory that is handed on
-        as it is; None where each has memory of its own.
+        as it is, else to `slabs`; None where each has memory of its own.
         """
-        arena = self._connection.arena
-        if arena is None:
+        slabs = self._connection.arena or slabs
+        if slabs is None:
             return [None] * len(rows)
-        return rooms_of(arena, [row.entry for row in rows], wanted=self._wanted)
+        return rooms_of(slabs, [row.entry for row in rows], wanted=self._wanted)
 
     @property
     def _source(self) -> SampleSource:
@@ -240,25 +241,35 @@ class Dataset:
         `shuffle` is the seed of the order (None: in order of ids). `rank` and `world_size` are found in an initialised
         torch.distributed or torchrun's environment where they are not given. `uneven`: a remainder smaller than the
         world is filled up from the epoch's beginning ("pad") or left out ("drop"). `block`: so many neighbours in the
-        bucket are shuffled as one. Raises `ConfigError`.
+        bucket are shuffled as one, and `lanes` (16) of these blocks are read side by side. Raises `ConfigError`.
         """
         return EpochSampler(self._course(shuffle, **share))
 
     def iterable(
-        self, *, shuffle: int | None, batch_size: int = 1, prefetch_bytes: int = 64 << 20, **share: Any
+        self,
+        *,
+        shuffle: int | None,
+        batch_size: int = 1,
+        prefetch_bytes: int = 64 << 20,
+        pin: bool = False,
+        **share: Any,
     ) -> SampleStream:
         """One rank's samples as a stream that fetches ahead, resumable; torch's `IterableDataset` where torch is there.
 
-        `shuffle`, `rank`, `world_size`, `uneven` and `block` as for `sampler`. `batch_size` is that of the loader
-        around it, so that whole batches go to its workers in turn; `prefetch_bytes` bounds the stored bytes that are
-        fetched, or being fetched, and not yet handed out, in each process. Raises `ConfigError`.
+        `shuffle`, `rank`, `world_size`, `uneven`, `block` and `lanes` as for `sampler`. `batch_size` is that of the
+        loader around it, so that whole batches go to its workers in turn; `prefetch_bytes` bounds the stored bytes that
+        are fetched, or being fetched, and not yet handed out, in each process. `pin`: read without workers, the tensors
+        of a batch lie side by side in page-locked memory. Raises `ConfigError`.
         """
         options = StreamOptions(batch_size=batch_size, prefetch_bytes=prefetch_bytes)
+        course = self._course(shuffle, **share)
         if not has_torch():
-            return SampleStream(self, self._course(shuffle, **share), options=options)
+            if pin:
+                raise ConfigError("pin=True without torch", hint="install torch, or leave pin=False")
+            return SampleStream(self, course, options=options)
         from durastore.dataset.torch_stream import TorchStream
 
-        return TorchStream(self, self._course(shuffle, **share), options=options)
+        return TorchStream(PinnedSource(self) if pin else self, course, options=options)
 
     def _course(
         self,
@@ -267,8 +278,9 @@ class Dataset:
         rank: int | None = None,
         world_size: int | None = None,
         uneven: Uneven = "pad",
-        block: int = 1,
+        **blocks: Any,
     ) -> Course:
+        cut = Blocks(**blocks)
         return Course(
             snapshot=self._snapshot.id,
             selection=selection_digest(self._positions),
@@ -276,8 +288,9 @@ class Dataset:
             shuffle=shuffle,
             share=find_share(rank, world_size),
             uneven=uneven,
-            block=block,
-            layout=None if block == 1 else layout_of(self._view, self._positions),
+            block=cut.block,
+            lanes=cut.lanes_or_usual,
+            layout=None if cut.block == 1 else layout_of(self._view, self._positions),
         )
 
     def __iter__(self) -> Iterator[Sample]:

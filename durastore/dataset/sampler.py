@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from durastore.dataset.counted import CountedLoader
-from durastore.dataset.course import STATE_FORMAT, Place, Standing
+from durastore.dataset.course import STATE_FORMATS, Place, Standing
 from durastore.errors import InvalidInput
 
 __all__ = ["EpochSampler"]
@@ -101,7 +101,7 @@ def _batch_size(loader: Any, sampler: EpochSampler) -> int:
 
 def _own_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Our own state inside a loader's, at whatever depth: the loader's layout is its own business."""
-    if not isinstance(state, Mapping) or state.get("format") == STATE_FORMAT:
+    if not isinstance(state, Mapping) or state.get("format") in STATE_FORMATS:
         return state
     found = []
     level: list[Mapping[str, Any]] = [state]
@@ -110,7 +110,7 @@ def _own_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
             raise InvalidInput(
                 "the loader's state is of an earlier batch than the last one", hint="use snapshot_every_n_steps=1"
             )
-        found += [inner for inner in level if inner.get("format") == STATE_FORMAT]
+        found += [inner for inner in level if inner.get("format") in STATE_FORMATS]
         level = [value for inner in level for value in inner.values() if isinstance(value, Mapping)]
     if len(found) != 1:
         raise InvalidInput(f"{len(found)} training states of durastore in this state", hint="one is needed")

@@ -21,6 +21,7 @@ from durastore.dataset.course import Course, Place, Standing
 from durastore.dataset.order import Positions
 from durastore.errors import ConfigError, InvalidInput
 from durastore.model import ManifestRow, Sample
+from durastore.observe.events import LOGGER
 from durastore.read.remote import ServedSample
 
 __all__ = ["RowSource", "SampleStream", "StreamOptions"]
@@ -76,20 +77,20 @@ _Unit = list[_Next]
 
 
 @dataclass(frozen=True, slots=True)
-class _Lane:
+class _Worker:
     """This process among the workers of a loader."""
 
     number: int
     total: int
 
     @classmethod
-    def of_this_process(cls) -> _Lane:
+    def of_this_process(cls) -> _Worker:
         data = sys.modules.get("torch.utils.data")  # a loader's worker has imported it
         worker = data.get_worker_info() if data is not None else None
         return cls(0, 1) if worker is None else cls(worker.id, worker.num_workers)
 
     def own(self, numbers: Positions, batch_size: int) -> Positions:
-        """The rank's samples that are this lane's samples `numbers`: batches go to the lanes in turn."""
+        """The rank's samples that are this worker's samples `numbers`: batches go to the workers in turn."""
         batch = numbers // batch_size * self.total + self.number
         return batch * batch_size + numbers % batch_size
 
@@ -106,9 +107,9 @@ class SampleStream(Standing):
         super().__init__(course)
         self._source = source
         self._options = options
-        self._lane = _Lane(0, 1)
+        self._worker = _Worker(0, 1)
         self._given = 0
-        """Samples of `_lane` since `_place`, where there are several lanes: none of them knows the place of the run."""
+        """Samples of `_worker` since `_place`, where there are several: none of them knows the place of the run."""
         self._resumed = 0
         """How many of those the next pass leaves out."""
 
@@ -136,42 +137,54 @@ class SampleStream(Standing):
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands; in a loader's worker also how much of the epoch this worker gave."""
         state = self._course.render(self._place)
-        if self._lane.total > 1:
-            state |= {"worker": self._lane.number, "workers": self._lane.total, "given": self._given}
+        if self._worker.total > 1:
+            state |= {"worker": self._worker.number, "workers": self._worker.total, "given": self._given}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Stand where a run stood. A worker's state is for the same worker of equally many."""
         place = self._course.parse(state)
-        lane = _Lane.of_this_process()
-        saved = _Lane(state.get("worker", 0), state.get("workers", 1))
-        if saved.total > 1 and saved != lane:
+        worker = _Worker.of_this_process()
+        saved = _Worker(state.get("worker", 0), state.get("workers", 1))
+        if saved.total > 1 and saved != worker:
             raise InvalidInput(
-                f"the state is of worker {saved.number} of {saved.total}, this is {lane.number} of {lane.total}",
+                f"the state is of worker {saved.number} of {saved.total}, this is {worker.number} of {worker.total}",
                 hint="the state of stream.counted(loader) is for any number of workers",
             )
         self.stand_at(place)
         if saved.total > 1:
-            self._lane, self._given = lane, int(state["given"])
+            self._worker, self._given = worker, int(state["given"])
             self._resumed = self._given
 
     def __iter__(self) -> Iterator[Sample]:
-        lane = _Lane.of_this_process()
+        worker = _Worker.of_this_process()
         start = self._begun = self._place
         done, self._resumed = self._resumed, 0
-        self._lane, self._given = lane, done if lane.total > 1 else 0
-        for sample in self._ahead(lane, start, done=done):
+        self._worker, self._given = worker, done if worker.total > 1 else 0
+        if worker.number == self._course.share.rank == 0:
+            self._tell_of_waste(start, worker)
+        for sample in self._ahead(worker, start, done=done):
             done += 1
-            if lane.total == 1:
+            if worker.total == 1:
                 self._place = self._course.after(start, done)
             else:
                 self._given = done
             yield sample
         self.stand_at(Place(epoch=start.epoch + 1))
 
-    def _ahead(self, lane: _Lane, start: Place, *, done: int) -> Iterator[Sample]:
-        """The lane's samples after the first `done`, fetched ahead in groups within the bytes allowed."""
-        groups = self._groups(lane, start, done=done)
+    def _tell_of_waste(self, start: Place, worker: _Worker) -> None:
+        course, batch_size = self._course, self._options.batch_size
+        readers = course.readers_of_a_block(start, batch_size=batch_size, workers=worker.total)
+        if course.block > 1 and start.lanes is None and readers > 1:
+            LOGGER.warning(
+                "each block is read by %d processes: lanes should be %d, or a multiple of it",
+                readers,
+                batch_size * course.share.world_size * worker.total,
+            )
+
+    def _ahead(self, worker: _Worker, start: Place, *, done: int) -> Iterator[Sample]:
+        """The worker's samples after the first `done`, fetched ahead in groups within the bytes allowed."""
+        groups = self._groups(worker, start, done=done)
         under_way: deque[tuple[int, deque[list[ServedSample]]]] = deque()
         held, waiting = 0, next(groups, None)
         try:
@@ -199,13 +212,13 @@ class SampleStream(Standing):
         served = iter(self._source.serve([one.row for one in asked], [one.room for one in asked]))
         return (list(islice(served, len(unit))) for unit in group)
 
-    def _groups(self, lane: _Lane, start: Place, *, done: int) -> Iterator[list[_Unit]]:
+    def _groups(self, worker: _Worker, start: Place, *, done: int) -> Iterator[list[_Unit]]:
         has_blocks = self._course.block > 1
         limit = max(1, self._options.prefetch_bytes // 2)
         limit, most = (limit, _CHUNK * 64) if has_blocks else (min(_GROUP_BYTES, limit), _GROUP_SAMPLES)
         group: list[_Unit] = []
         size, samples = 0, 0
-        for unit in self._units(lane, start, done=done):
+        for unit in self._units(worker, start, done=done):
             # samples of one window are neighbours, so they are asked for together
             is_next = has_blocks and bool(group) and unit[0].window != group[-1][-1].window
             if group and (is_next or size + _size([unit]) > limit or samples + len(unit) > most):
@@ -216,9 +229,9 @@ class SampleStream(Standing):
         if group:
             yield group
 
-    def _units(self, lane: _Lane, start: Place, *, done: int) -> Iterator[_Unit]:
-        """The lane's samples: in a loader's worker those of each batch together, else one by one."""
-        rows = self._rows(lane, start, done=done)
+    def _units(self, worker: _Worker, start: Place, *, done: int) -> Iterator[_Unit]:
+        """The worker's samples: in a loader's worker those of each batch together, else one by one."""
+        rows = self._rows(worker, start, done=done)
         size = self._options.batch_size
         left = size - done % size
         while batch := list(islice(rows, left)):
@@ -227,10 +240,10 @@ class SampleStream(Standing):
             yield from [unit] if unit[0].room is not None else ([one] for one in unit)
             left = size
 
-    def _rows(self, lane: _Lane, start: Place, *, done: int) -> Iterator[tuple[ManifestRow, int]]:
+    def _rows(self, worker: _Worker, start: Place, *, done: int) -> Iterator[tuple[ManifestRow, int]]:
         count = self._course.count(start)
         while True:
-            own = lane.own(np.arange(done, done + _CHUNK, dtype=np.int64), self._options.batch_size)
+            own = worker.own(np.arange(done, done + _CHUNK, dtype=np.int64), self._options.batch_size)
             own = own[own < count]
             rows = self._source.rows(self._course.positions(start, own).tolist())
             yield from zip(rows, self._course.windows(start, own).tolist(), strict=True)

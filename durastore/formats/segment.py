@@ -265,11 +265,23 @@ def rows_at(table: pa.Table, indices: Sequence[int]) -> list[ManifestRow]:
     """Rows `indices`, in that order: of many a fraction of what `row_at` costs for each. Raises like it."""
     if any(column.num_chunks > 1 for column in table.itercolumns()):  # taking would copy whole columns
         return [row_at(table, index) for index in indices]
-    records = table.take(indices).to_pylist()
+    records = _records(table.take(indices))
     for index, record in zip(indices, records, strict=True):
         if record["kind"] != "row":
             raise IntegrityError(f"segment row {index} is not a row")
     return [_row(record) for record in records]
+
+
+def _records(table: pa.Table) -> list[dict[str, Any]]:
+    """What `to_pylist` gives, in less than half of the time: it takes a microsecond for each value of a dictionary."""
+    import pyarrow as pa
+
+    names = table.column_names
+    columns = [
+        (column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column).to_pylist()
+        for column in table.itercolumns()
+    ]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def tombstone_at(table: pa.Table, index: int) -> Tombstone:

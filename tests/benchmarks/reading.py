@@ -4,7 +4,8 @@ Each reads the same samples, which a step before wrote in its own format, with t
 shuffled where it can; durastore also without workers, in threads alone. Nothing of it is on the reader's disk before
 (first epoch). Each is read over loopback, and by way of a proxy that adds 20 ms to each request. CPU is the loader's
 process and its workers, not server and proxy. durastore checks the digest of every header and chunk before a sample is
-handed out; the others check none.
+handed out; the others check none. The proxy also tells the bytes of all answers: beside those of the samples read they
+say what a loader fetches in vain, or spares by compression.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class _Epoch:
     cpu_s: float
     is_wrong: bool
     """The samples are not those that were written: lost, doubled or damaged without an error."""
+    fetched_bytes: int = 0
+    """Of all answers, HTTP's headers too; 0 where nobody counted."""
 
     @property
     def rate(self) -> float:
@@ -84,16 +87,17 @@ class _Bench:
             self._run([*copy, f"s3://{self.bucket}/{name}/"])
             shutil.rmtree(folder)
 
-    def read(self, name: str, *, endpoint_url: str) -> _Epoch | None:
+    def read(self, name: str, *, way: _Way) -> _Epoch | None:
         """One epoch in a process of its own; None where another's loader fails. `SystemExit` where ours does."""
         with tempfile.TemporaryDirectory(dir=self.work, ignore_cleanup_errors=True) as cache:
             place = f"{self.bucket}/{'durastore' if name in _OURS else name}"
             command = [
                 *(self.pythons.get(name, Path(sys.executable)), "-m", "tests.benchmarks.reading_client", name),
-                *("--place", place, "--endpoint-url", endpoint_url, "--cache", cache),
+                *("--place", place, "--endpoint-url", way.url, "--cache", cache),
                 *("--shards", self._shards, "--s5cmd", self.programs / "s5cmd", "--limit-s", _LIMIT_S),
                 *("--block", max(1, _BLOCK_BYTES // self.load.size_bytes)),
             ]
+            before = way.answered_bytes()
             try:
                 found = json.loads(self._run(command, limit_s=_PATIENCE_S).splitlines()[-1])
             except (SystemExit, subprocess.TimeoutExpired) as exc:
@@ -105,7 +109,9 @@ class _Bench:
         is_wrong = found["samples"] >= self.load.count and found["sum"] != self.expected
         if is_wrong and name in _OURS:
             raise SystemExit(f"{name} gave {found['samples']} samples, and wrong bytes")
-        return _Epoch(samples=found["samples"], wall_s=found["wall_s"], cpu_s=found["cpu_s"], is_wrong=is_wrong)
+        fetched = way.answered_bytes() - before
+        given = {member: found[member] for member in ("samples", "wall_s", "cpu_s")}
+        return _Epoch(**given, is_wrong=is_wrong, fetched_bytes=fetched)
 
     @property
     def _shards(self) -> int:
@@ -159,15 +165,31 @@ def _put_all(url: str, bench: _Bench) -> None:
     shutil.rmtree(local)
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a loader comes to the server."""
+
+    url: str
+    proxy: subprocess.Popen[str] | None = None
+
+    def answered_bytes(self) -> int:
+        """Of all answers so far; 0 without a proxy."""
+        if self.proxy is None or self.proxy.stdin is None or self.proxy.stdout is None:
+            return 0
+        self.proxy.stdin.write("\n")
+        self.proxy.stdin.flush()
+        return int(self.proxy.stdout.readline())
+
+
 @contextmanager
-def _far_away(server: SeaweedServer) -> Iterator[str]:
-    """The server's address behind the proxy."""
+def _far_away(server: SeaweedServer) -> Iterator[_Way]:
+    """To the server by the proxy."""
     command = [sys.executable, "-m", "tests.benchmarks.latency_proxy", str(server.port), str(DELAY_S)]
     proxy = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
     try:
         if proxy.stdout is None or proxy.stdin is None:
             raise AssertionError("asked for pipes")
-        yield f"http://127.0.0.1:{proxy.stdout.readline().strip()}"
+        yield _Way(f"http://127.0.0.1:{proxy.stdout.readline().strip()}", proxy)
     finally:
         proxy.communicate()
 
@@ -213,21 +235,23 @@ def reading_lines(*, states: Path, turns: int, only: Sequence[str] = tuple(READ_
 
 def _lines(bench: _Bench, *, turns: int) -> Iterator[Line]:
     names = (*_OURS, *bench.pythons)
-    with _far_away(bench.server) as far_url:
-        places = {"loopback": bench.server.endpoint_url, "20 ms": far_url}
-        sys.stderr.write(f"the proxy adds {_added_s(bench.server, far_url) * 1e3:.1f} ms to a request\n")
+    with _far_away(bench.server) as far:
+        places = {"loopback": _Way(bench.server.endpoint_url), "20 ms": far}
+        sys.stderr.write(f"the proxy adds {_added_s(bench.server, far.url) * 1e3:.1f} ms to a request\n")
         found: dict[tuple[str, str], list[_Epoch]] = {(place, name): [] for place in places for name in names}
         for turn in range(turns):
-            for place, url in places.items():
+            for place, way in places.items():
                 for name in names if turn % 2 else reversed(names):
-                    epoch = bench.read(name, endpoint_url=url)
+                    epoch = bench.read(name, way=way)
                     if epoch is None:
                         continue
                     found[place, name].append(epoch)
                     wrong = ", WRONG BYTES" if epoch.is_wrong else ""
+                    share = epoch.fetched_bytes / (epoch.samples * bench.load.size_bytes)
+                    fetched = f", {share:.3f} of its bytes fetched" if share else ""
                     sys.stderr.write(
                         f"{bench.load.name} {place} {name} {bench.versions[name]}: {epoch.samples} samples,"
-                        f" {epoch.rate:.0f}/s, {epoch.cpu_ms:.3f} CPU-ms each{wrong}\n"
+                        f" {epoch.rate:.0f}/s, {epoch.cpu_ms:.3f} CPU-ms each{fetched}{wrong}\n"
                     )
     for ours in _OURS:
         for place in places:

@@ -19,6 +19,7 @@ import pytest
 
 from durastore.dataset import arena, handover
 from durastore.dataset.dataset import Dataset
+from durastore.dataset.pinning import PinnedSource
 from durastore.dataset.stacked import stacked
 from durastore.errors import IntegrityError
 from durastore.objectstore.directory import DirectoryStore
@@ -184,6 +185,39 @@ def test_a_loop_that_holds_nothing_at_its_end_leaves_no_pages(dataset: Dataset) 
     assert _resident_kb() < 200 < most
 
 
+def _refused(*_: object) -> int:
+    raise PermissionError(1, "Operation not permitted")
+
+
+def _touched(size_bytes: int) -> Any:
+    raise AssertionError(f"{size_bytes} bytes asked for in a loader's worker, where no GPU may be touched")
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator:UserWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_that_pins_takes_batches_as_they_come(dataset: Dataset, workers: int) -> None:
+    """torch copies them into page-locked memory where there is a GPU, and says that it does not where there is none."""
+    even = dataset.select(ids=[f"s{i:03d}" for i in range(0, COUNT, 7)])
+    stream = even.iterable(shuffle=None, batch_size=3)
+    loader = data.DataLoader(stream, batch_size=3, num_workers=workers, collate_fn=first_rows_stacked, pin_memory=True)
+    seen = []
+    for numbers, whole, _ in loader:
+        seen += numbers
+        expected = [tensors_of(number, rows=2000)["hidden_states"] for number in numbers]
+        assert np.array_equal(whole.numpy(), np.stack(expected))
+        assert whole.is_pinned() == torch.cuda.is_available()
+    assert seen == list(range(0, COUNT, 7))
+
+
+@pytest.mark.parametrize("has_arena", [True, False])
+def test_a_loaders_worker_touches_no_gpu(dataset: Dataset, has_arena: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_arena:
+        monkeypatch.setattr(os, "memfd_create", _refused)
+    stream = dataset.iterable(shuffle=3, batch_size=4)
+    stream._source = PinnedSource(dataset, allocate=_touched)
+    _check(list(data.DataLoader(stream, batch_size=4, num_workers=2, collate_fn=as_they_are)))
+
+
 def test_torchs_own_way_goes_on_working(dataset: Dataset) -> None:
     even = dataset.select(ids=[f"s{i:03d}" for i in range(0, COUNT, 7)])
     for batch, start in zip(
@@ -225,10 +259,7 @@ def test_a_full_arena_sends_batches_torchs_way(dataset: Dataset, monkeypatch: py
 def test_a_system_without_such_memory_sends_batches_torchs_way(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: object) -> int:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "memfd_create", refused)
+    monkeypatch.setattr(os, "memfd_create", _refused)
     stream = dataset.iterable(shuffle=3, batch_size=4)
     _check(list(data.DataLoader(stream, batch_size=4, num_workers=2, collate_fn=as_they_are)))
     assert _mapped() == []

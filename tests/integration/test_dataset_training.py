@@ -67,6 +67,10 @@ def seaweed_dataset(seaweed: Any, aws_env: dict[str, str]) -> Iterator[Dataset]:
         yield dataset
 
 
+_BLOCKS: dict[str, dict[str, Any]] = {"sampler": {}, "stream": {}, "blocks": {"block": 3, "lanes": 8}}
+"""What says the order, by kind."""
+
+
 def _loader(kind: str, dataset: Dataset, *, workers: int = 0, **options: Any) -> tuple[Any, Any]:
     """A counted loader of `kind`, and what it counts."""
     given: dict[str, Any] = {"batch_size": BATCH, "num_workers": workers, "collate_fn": ids_of}
@@ -78,12 +82,12 @@ def _loader(kind: str, dataset: Dataset, *, workers: int = 0, **options: Any) ->
     if kind == "sampler":
         source = dataset.sampler(shuffle=9, **share)
         return source.counted(data.DataLoader(dataset, sampler=source, **given)), source
-    source = dataset.iterable(shuffle=9, batch_size=BATCH, **share)
+    source = dataset.iterable(shuffle=9, batch_size=BATCH, **_BLOCKS[kind], **share)
     return source.counted(data.DataLoader(source, **given)), source
 
 
-def _order(dataset: Dataset, epoch: int = 0) -> list[str]:
-    stream = dataset.iterable(shuffle=9)
+def _order(dataset: Dataset, epoch: int = 0, kind: str = "stream") -> list[str]:
+    stream = dataset.iterable(shuffle=9, **_BLOCKS[kind])
     stream.set_epoch(epoch)
     return [sample.id for sample in stream]
 
@@ -92,16 +96,18 @@ def _batches(order: list[str]) -> list[list[str]]:
     return [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
 
 
-@pytest.mark.parametrize("kind", ["sampler", "stream"])
+@pytest.mark.parametrize("kind", ["sampler", "stream", "blocks"])
 def test_the_order_is_the_same_for_any_number_of_workers(dataset: Dataset, kind: str) -> None:
     for workers in (0, 1, 3):
         loop, _ = _loader(kind, dataset, workers=workers)
         assert len(loop) == -(-COUNT // BATCH)
-        assert [list(loop), list(loop)] == [_batches(_order(dataset)), _batches(_order(dataset, 1))], workers
+        assert [list(loop), list(loop)] == [_batches(_order(dataset, 0, kind)), _batches(_order(dataset, 1, kind))], (
+            workers
+        )
         assert loop.state_dict()["epoch"] == 2
 
 
-@pytest.mark.parametrize("kind", ["sampler", "stream"])
+@pytest.mark.parametrize("kind", ["sampler", "stream", "blocks"])
 @pytest.mark.parametrize("stop", [1, 11, 25, 26])
 def test_an_epoch_left_with_three_workers_goes_on_with_two(dataset: Dataset, kind: str, stop: int) -> None:
     loop, _ = _loader(kind, dataset, workers=3)
@@ -116,8 +122,8 @@ def test_an_epoch_left_with_three_workers_goes_on_with_two(dataset: Dataset, kin
     loop.load_state_dict(state)
     if stop < 26:
         seen += loop
-    assert seen == _batches(_order(dataset))
-    assert next(iter(loop)) == _order(dataset, 1)[:BATCH]
+    assert seen == _batches(_order(dataset, 0, kind))
+    assert next(iter(loop)) == _order(dataset, 1, kind)[:BATCH]
 
 
 _TRAIN = """
@@ -132,7 +138,7 @@ if kind == "sampler":
     source = dataset.sampler(shuffle=9)
     loader = data.DataLoader(dataset, sampler=source, batch_size=batch, num_workers=3, collate_fn=ids_of)
 else:
-    source = dataset.iterable(shuffle=9, batch_size=batch)
+    source = dataset.iterable(shuffle=9, batch_size=batch, **json.loads(sys.argv[5]))
     loader = data.DataLoader(source, batch_size=batch, num_workers=3, collate_fn=ids_of)
 loop = source.counted(loader)
 with open(log, "a") as out:
@@ -142,7 +148,7 @@ with open(log, "a") as out:
 """
 
 
-@pytest.mark.parametrize("kind", ["sampler", "stream"])
+@pytest.mark.parametrize("kind", ["sampler", "stream", "blocks"])
 def test_a_run_killed_at_a_random_step_with_three_workers_goes_on_with_two(
     dataset: Dataset, tmp_path: Path, kind: str
 ) -> None:
@@ -152,7 +158,7 @@ def test_a_run_killed_at_a_random_step_with_three_workers_goes_on_with_two(
     log = tmp_path / "log.jsonl"
     log.touch()
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPO), str(REPO / "cli")]), "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-c", _TRAIN, str(tmp_path), kind, str(log), str(BATCH)]
+    command = [sys.executable, "-c", _TRAIN, str(tmp_path), kind, str(log), str(BATCH), json.dumps(_BLOCKS[kind])]
     with subprocess.Popen(command, env=environ, cwd=tmp_path) as child:
         while log.read_bytes().count(b"\n") < after and child.poll() is None:
             time.sleep(0.002)  # or this would take a core from it
@@ -165,11 +171,11 @@ def test_a_run_killed_at_a_random_step_with_three_workers_goes_on_with_two(
     loop.load_state_dict(lines[-1][1])
     if lines[-1][1]["epoch"] == 0:
         seen += loop
-    assert seen == _batches(_order(dataset))
+    assert seen == _batches(_order(dataset, 0, kind))
     assert sorted(sample_id for batch in seen for sample_id in batch) == dataset.ids
 
 
-@pytest.mark.parametrize("kind", ["sampler", "stream"])
+@pytest.mark.parametrize("kind", ["sampler", "stream", "blocks"])
 def test_an_epoch_left_by_two_ranks_goes_on_with_three(dataset: Dataset, kind: str) -> None:
     ranks, states = [], []
     for rank in range(2):
@@ -185,7 +191,7 @@ def test_an_epoch_left_by_two_ranks_goes_on_with_three(dataset: Dataset, kind: s
         ranks.append([sample_id for batch in loop for sample_id in batch])
     assert {len(rank) for rank in ranks} == {21}
     after = [ranks[at % 3][at // 3] for at in range(63)]
-    order = _order(dataset)
+    order = _order(dataset, 0, kind)
     assert before + after == order
 
 

@@ -35,7 +35,7 @@ def test_the_code_of_the_page_runs(seaweed: SeaweedServer, bucket: str, tmp_path
         assert shown in text
         text = text.replace(shown, real)
     blocks: list[str] = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     space: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "training.md", "exec"), space)  # noqa: S102 - our own documentation

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 import types
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -27,9 +29,19 @@ def course(size: int, *, rank: int = 0, world: int = 1, shuffle: int | None = 3,
     return Course(snapshot=SNAPSHOT, selection=ALL, size=size, shuffle=shuffle, share=share, uneven=uneven)
 
 
-def _read(size: int, place: Place, steps: int | None, *, world: int, uneven: Uneven) -> tuple[list[int], Place]:
+def laned(size: int, lanes: int, *, block: int = 5, rank: int = 0, world: int = 1, uneven: Uneven = "pad") -> Course:
+    plain = course(size, rank=rank, world=world, uneven=uneven)
+    return dataclasses.replace(plain, block=block, lanes=lanes, layout=np.arange(size))
+
+
+Making = Callable[..., Course]
+
+
+def _read(
+    size: int, place: Place, steps: int | None, *, world: int, uneven: Uneven, make: Making = course
+) -> tuple[list[int], Place]:
     """What all ranks read in `steps` samples each (None: to the end), in the order of the epoch, and the place then."""
-    ranks = [course(size, rank=rank, world=world, uneven=uneven) for rank in range(world)]
+    ranks = [make(size, rank=rank, world=world, uneven=uneven) for rank in range(world)]
     counts = {one.count(place) for one in ranks}
     assert len(counts) == 1, "a rank that gets fewer samples hangs the others"
     count = counts.pop() if steps is None else min(steps, counts.pop())
@@ -75,9 +87,102 @@ def _resumed(place: Place, size: int) -> Place:
     return course(size, rank=4, world=5).parse(json.loads(text))
 
 
+@given(
+    size=st.integers(0, 200),
+    epoch=st.integers(0, 9),
+    block=st.integers(2, 9),
+    begun=st.integers(0, 20),
+    parts=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40), st.integers(0, 20)), max_size=6),
+    last_world=st.integers(1, 9),
+)
+def test_an_epoch_in_parts_with_other_worlds_and_lanes_is_the_epoch_that_was_begun(
+    size: int, epoch: int, block: int, begun: int, parts: list[tuple[int, int, int]], last_world: int
+) -> None:
+    whole = EpochOrder(size, 3, epoch, block, begun).positions(np.arange(size, dtype=np.int64)).tolist()
+    place, seen = Place(epoch=epoch), list[int]()
+    lanes = begun
+    for world, steps, next_lanes in [*parts, (last_world, 10_000, 7)]:
+        if place.epoch != epoch:
+            break
+        make = functools.partial(laned, lanes=lanes, block=block)
+        found, place = _read(size, place, steps, world=world, uneven="pad", make=make)
+        seen += found
+        text = json.dumps(make(size).render(place))
+        lanes = next_lanes
+        place = laned(size, lanes, block=block, rank=4, world=5).parse(json.loads(text))
+    assert place.epoch == epoch + 1
+    assert seen[:size] == whole
+    assert len(seen) - size < 9
+
+
+def test_a_state_of_a_version_without_lanes_ends_its_epoch_as_it_was_begun() -> None:
+    state = laned(100, 0).render(Place(epoch=2, taken=40))
+    assert state == {
+        "format": "durastore-epoch/1",
+        "snapshot": SNAPSHOT.hex,
+        "selection": ALL.hex,
+        "samples": 100,
+        "shuffle": 3,
+        "block": 5,
+        "epoch": 2,
+        "taken": 40,
+    }
+    now = laned(100, 16)
+    place = now.parse(state)
+    old = EpochOrder(100, 3, 2, 5, 0).positions(np.arange(40, 100))
+    assert now.count(place) == 60
+    assert now.positions(place, np.arange(60)).tolist() == old.tolist()
+    assert now.windows(place, np.arange(60)).tolist() == [at // 80 for at in range(40, 100)]
+    assert now.render(place) == state
+    assert now.render(now.after(place, 1)) == state | {"taken": 41}
+    after = now.render(now.after(place, 60))
+    assert (after["epoch"], after["lanes"], after["format"]) == (3, 16, "durastore-epoch/2")
+
+
+def test_lanes_are_part_of_the_state() -> None:
+    state = laned(100, 16).render(Place(epoch=2, taken=40))
+    assert state["format"] == "durastore-epoch/2", "versions that know no lanes refuse it"
+    assert laned(100, 16).parse(state) == Place(epoch=2, taken=40)
+    assert laned(100, 48).parse(state) == Place(epoch=2, taken=40, lanes=16)
+    assert laned(100, 0).parse(state) == Place(epoch=2, taken=40, lanes=16)
+    changes: list[dict[str, object]] = [
+        {"lanes": 0},
+        {"lanes": -1},
+        {"lanes": True},
+        {"lanes": 1.5},
+        {"lanes": None},
+        {"format": "durastore-epoch/1"},
+        {"block": None},
+    ]
+    for change in changes:
+        with pytest.raises(InvalidInput, match="training state"):
+            laned(100, 16).parse(state | change)
+    del state["lanes"]
+    with pytest.raises(InvalidInput, match="None lanes"):
+        laned(100, 16).parse(state)
+    with pytest.raises(InvalidInput, match="16 lanes"):
+        course(100).parse(course(100).render(START) | {"format": "durastore-epoch/2", "lanes": 16})
+    for lanes, block in ((-1, 5), (16, 1)):
+        with pytest.raises(ConfigError, match="lanes"):
+            laned(100, lanes, block=block)
+
+
+@given(lanes=st.integers(0, 40), batch=st.integers(1, 12), world=st.integers(1, 4), workers=st.integers(1, 6))
+def test_who_reads_a_block_is_known(lanes: int, batch: int, world: int, workers: int) -> None:
+    own = laned(max(lanes, 1) * 2 * 300, lanes, block=300, world=world)
+    at = np.arange(own.size)
+    readers = at % world * workers + at // world // batch % workers
+    blocks = EpochOrder(own.size, 3, 0, 300, lanes).positions(at) // 300
+    most = max(len(np.unique(readers[blocks == one])) for one in range(own.size // 300))
+    assert own.readers_of_a_block(START, batch_size=batch, workers=workers) == (most if lanes else world * workers)
+    if lanes and lanes % (batch * world * workers) == 0:
+        assert most == 1
+
+
 def test_a_state_is_small_at_a_million_samples() -> None:
-    state = course(1_000_000, shuffle=2**63).render(Place(epoch=10**6, taken=999_999))
-    assert len(json.dumps(state)) < 400  # the promise is 4 KB
+    for one in (course(1_000_000, shuffle=2**63), laned(1_000_000, 10**6, block=1000)):
+        state = one.render(Place(epoch=10**6, taken=999_999))
+        assert len(json.dumps(state)) < 400  # the promise is 4 KB
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import secrets
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from durastore.codec.decode import Room
 from durastore.dataset.dataset import Dataset
+from durastore.dataset.stream import _Worker
 from durastore.errors import ConfigError, IntegrityError, InvalidInput
 from durastore.model import ManifestRow, ObjectKey
 from durastore.objectstore.memory import MemoryStore
@@ -227,13 +229,13 @@ def test_blocks_follow_the_bucket_and_not_the_ids() -> None:
         assert list(dataset.iterable(shuffle=5, block=2)) == []
 
 
-def _requests(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The length of every range that is asked for from here on."""
-    asked: list[int] = []
+def _requests(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Object, begin and end of every range that is asked for from here on."""
+    asked: list[tuple[str, int, int]] = []
     fetch = MemoryStore.fetch
 
     def watched(self: MemoryStore, key: ObjectKey, **given: Any) -> bytes:
-        asked.append(given["length"])
+        asked.append((key.text, given["offset"], given["offset"] + given["length"]))
         return fetch(self, key, **given)
 
     monkeypatch.setattr(MemoryStore, "fetch", watched)
@@ -255,6 +257,50 @@ def test_blocks_are_read_by_a_request_each(monkeypatch: pytest.MonkeyPatch) -> N
         asked.clear()
         assert sorted(sample.id for sample in few.iterable(shuffle=5, block=5)) == few.ids
         assert len(asked) == 2, "half of one pack, half of another"
+
+
+def _as_worker(monkeypatch: pytest.MonkeyPatch, number: int, total: int) -> None:
+    monkeypatch.setattr(_Worker, "of_this_process", classmethod(lambda cls: cls(number, total)))
+
+
+@pytest.mark.parametrize("ranks, workers, batch_size", [(1, 2, 2), (2, 1, 2), (2, 2, 1), (1, 4, 1), (1, 1, 4)])
+def test_a_block_is_fetched_once_whoever_reads_it(
+    ranks: int, workers: int, batch_size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket = _tangled()
+    with Dataset(f"{bucket.store.url}/{bucket.prefix}") as dataset:
+        asked, seen = _requests(dataset, monkeypatch), list[str]()
+        for rank, number in itertools.product(range(ranks), range(workers)):
+            _as_worker(monkeypatch, number, workers)
+            stream = dataset.iterable(shuffle=5, block=5, lanes=4, batch_size=batch_size, rank=rank, world_size=ranks)
+            seen += [sample.id for sample in stream]
+        assert sorted(seen) == dataset.ids
+        assert len(asked) <= COUNT / 5, "a request a block, or for two that are neighbours"
+        for (key, _, end), (next_key, begin, _) in itertools.pairwise(sorted(asked)):
+            assert key != next_key or end <= begin, "no byte twice"
+        assert "each block" not in caplog.text
+
+
+def test_blocks_that_several_processes_read_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket = _tangled()
+    with Dataset(f"{bucket.store.url}/{bucket.prefix}") as dataset:
+        seen = []
+        for number in range(3):
+            _as_worker(monkeypatch, number, 3)
+            seen += [sample.id for sample in dataset.iterable(shuffle=5, block=5, lanes=4, batch_size=2)]
+        assert sorted(seen) == dataset.ids
+        told = [record.getMessage() for record in caplog.records]
+        assert told == ["each block is read by 3 processes: lanes should be 6, or a multiple of it"]
+        old = dataset.iterable(shuffle=5, block=5, lanes=0, batch_size=2).state_dict()
+        caplog.clear()
+        for number in range(3):
+            _as_worker(monkeypatch, number, 3)
+            stream = dataset.iterable(shuffle=5, block=5, lanes=6, batch_size=2)
+            stream.stand_at(stream.course.parse(old))
+            assert len(list(stream)) in (12, 14)
+        assert caplog.text == "", "an epoch that was begun otherwise cannot be helped"
 
 
 @pytest.mark.parametrize("stop", [1, 17, COUNT - 1])
