@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from durastore.errors import DiskFailed
@@ -133,15 +133,22 @@ def _uncreated(folder: Folder, exc: OSError) -> DiskFailed:
     return DiskFailed(f"creating a file in {folder.path}: {exc.strerror}", errno=exc.errno)
 
 
-def publish(folder: Folder, name: str, *, chunks: Iterable[Buffer], expect_size: int | None = None) -> FileIdentity:
-    """Make `name` in `folder` with these bytes, durable when it returns.
+def publish(
+    folder: Folder,
+    name: str,
+    *,
+    chunks: Iterable[Buffer],
+    expect_size: int | None = None,
+    write: Callable[[int, Iterable[Buffer]], int] = write_all,
+) -> FileIdentity:
+    """Make `name` in `folder` with these bytes, durable when it returns. `write`: how they get into the empty file.
 
     FileExistsError if the name is taken (never overwritten); `DiskFailed` if a byte could not be written or synced, or
     if the length is not `expect_size`. After an error the final name does not exist, or was there before.
     """
     try:
         with TempFile.open(folder) as temp:
-            size_bytes = write_all(temp.fd, chunks)
+            size_bytes = write(temp.fd, chunks)
             if expect_size is not None and size_bytes != expect_size:
                 raise DiskFailed(f"{folder.path / name}: {size_bytes} bytes came instead of {expect_size}")
             if os.fstat(temp.fd).st_size != size_bytes:

@@ -17,6 +17,7 @@ from durastore.config import checked_address
 from durastore.errors import CredentialsRefused
 from durastore.objectstore.classify import NO_CREDENTIALS_HINT, classify
 from durastore.objectstore.location import S3Options
+from durastore.objectstore.media_type import name_media_type
 from durastore.objectstore.per_process import PerProcess
 from durastore.objectstore.s3_thrift import spare_repeated_work
 
@@ -164,6 +165,7 @@ class Connector:
         except (botocore.exceptions.BotoCoreError, ValueError) as exc:
             raise classify(exc, write=False, what="opening a client") from exc
         client.meta.events.register("before-sign.s3", without_expect)
+        client.meta.events.register("before-sign.s3", name_media_type)
         client.meta.events.register("response-received.s3", refuse_blind_redirect)
         if options.bucket_owner is not None:
             client.meta.events.register("before-sign.s3", expecting_owner(options.bucket_owner))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,6 +30,7 @@ from durastore.formats.keys import pack_key
 from durastore.formats.pack import TRAILER, member_header, member_padding, run_member
 from durastore.fsio.append import DurableFile
 from durastore.fsio.identity import FileIdentity
+from durastore.fsio.past_cache import write_past_cache
 from durastore.fsio.publish import publish
 from durastore.model import Digest, PackKind, PackState, Run, SampleEntry, Tombstone
 from durastore.spool.journal import PackRecord, SealFacts
@@ -45,6 +46,7 @@ Buffer = bytes | bytearray | memoryview
 _SAVE_EVERY_S = 5.0
 _SMALL_BYTES = 128 << 10
 _MAX_UNRECORDED = 4
+_HASH_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,12 +246,14 @@ class PackWriter:
         return record.pack_id, entry
 
     def _publish(self, sample: EncodedSample) -> tuple[PackFile, SealFacts]:
-        place = self._next_file(PackKind.SAFETENSORS)
-        chunks = list(sample.chunks())
-        hasher = PackHasher()
-        for chunk in chunks:
-            hasher.update(chunk)
-        identity = publish(self._spool.packs_folder, place.name, chunks=chunks, expect_size=sample.length)
+        place, hasher = self._next_file(PackKind.SAFETENSORS), PackHasher()
+        identity = publish(
+            self._spool.packs_folder,
+            place.name,
+            chunks=_hashed(sample.chunks(), hasher),
+            expect_size=sample.length,
+            write=write_past_cache,
+        )
         return place, self._facts(place, hasher, identity=identity)
 
     def _published_before(self, key: tuple[Digest, int]) -> tuple[PackFile, SealFacts] | None:
@@ -372,6 +376,16 @@ class PackWriter:
         wanted = (record.size_bytes or 0) if record.sample_count else 0
         if wanted > self._spool.free_bytes():
             raise DiskFailed(f"no room to copy the {wanted} bytes of abandoned pack {record.name}", errno=errno.ENOSPC)
+
+
+def _hashed(chunks: Iterable[Buffer], hasher: PackHasher) -> Iterator[Buffer]:
+    """The bytes in pieces that the processor's cache still holds when they are copied a moment later."""
+    for chunk in chunks:
+        view = memoryview(chunk)
+        for start in range(0, len(view), _HASH_BYTES):
+            piece = view[start : start + _HASH_BYTES]
+            hasher.update(piece)
+            yield piece
 
 
 def _stones_of(samples: Sequence[EncodedSample], supersedes: Sequence[Tombstone]) -> list[Tombstone]:

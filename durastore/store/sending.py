@@ -6,6 +6,7 @@ Duty: name what is sent, and where each step of it is recorded. Must never hand 
 from __future__ import annotations
 
 from durastore.errors import DiskFailed
+from durastore.model import PackKind
 from durastore.spool.journal import PackRecord
 from durastore.spool.spool import Spool
 from durastore.upload.job import UploadJob
@@ -29,4 +30,5 @@ def upload_job(spool: Spool, record: PackRecord, *, is_overwriting: bool) -> Upl
         on_session=lambda session: journal.record_session(pack_id, session),
         on_part=lambda part: journal.record_part(pack_id, part),
         is_overwriting=is_overwriting,
+        is_past_cache=record.kind is PackKind.SAFETENSORS,  # as its writer wrote it
     )

@@ -26,6 +26,7 @@ from durastore.extras import ensure_extra
 from durastore.model import ObjectKey
 from durastore.objectstore.classify import NO_CREDENTIALS_HINT, classify
 from durastore.objectstore.location import S3Options
+from durastore.objectstore.media_type import name_media_type
 from durastore.objectstore.port import Body, ObjectStat, PartReply, WriteReply
 from durastore.objectstore.s3_client import expecting_owner, refuse_blind_redirect, shared_loader, without_expect
 from durastore.objectstore.s3_read import is_archived, server_time_of
@@ -285,6 +286,7 @@ async def _open_client(stack: AsyncExitStack, bucket: str, *, options: S3Options
         client = await opened("path")
     spare_repeated_work(client, core.get_component("data_loader"))
     client.meta.events.register("before-sign.s3", without_expect)
+    client.meta.events.register("before-sign.s3", name_media_type)
     client.meta.events.register("response-received.s3", refuse_blind_redirect)
     if options.bucket_owner is not None:
         client.meta.events.register("before-sign.s3", expecting_owner(options.bucket_owner))

@@ -51,6 +51,9 @@ class UploadJob:
     """The object that lies under the key was found wrong: replace it. Nothing found there can settle a doubt then, so a
     lost answer is settled by sending again."""
 
+    is_past_cache: bool = False
+    """The file was written past the page cache, and is read past it."""
+
     body: bytes | None = field(default=None, repr=False, compare=False)
     """All bytes of a small file, where they are in memory: it is not opened then. They are checked like those read."""
 

@@ -14,6 +14,7 @@ import xxhash
 
 from durastore.codec.blocks import BLOCKS
 from durastore.errors import DurastoreError, IntegrityError, SpoolUnreadable
+from durastore.fsio.past_cache import read_past_cache
 from durastore.model import Digest
 from durastore.objectstore.crc import combine, crc64nvme_b64
 from durastore.upload.job import UploadJob
@@ -100,7 +101,7 @@ class PackSource:
 
     def _read(self, fd: int, size_bytes: int) -> memoryview:
         body = BLOCKS.take(size_bytes).data
-        done = 0
+        done = read_past_cache(fd, body, offset=self._offset) if self._job.is_past_cache else 0
         while done < size_bytes:
             count = os.preadv(fd, [body[done:]], self._offset + done)
             if not count:

@@ -7,6 +7,7 @@ them: a write after half of it, a commit as SQLite does.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import sqlite3
 import stat as stat_module
@@ -84,7 +85,10 @@ class FullPoints:
             self._look_at(fd, is_refused=is_refused)
             if is_refused:
                 data = b"".join(bytes(buffer) for buffer in buffers)
+                flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+                fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)  # half of it is no whole number of blocks
                 plain(fd, [data[: len(data) // 2]])
+                fcntl.fcntl(fd, fcntl.F_SETFL, flags)
                 raise self._refuse()
             return plain(fd, buffers)
 

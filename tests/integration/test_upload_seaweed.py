@@ -71,6 +71,16 @@ def test_packs_arrive_with_checksum_and_metadata(place: Place, tmp_path: Path, s
     assert not s3_client.list_multipart_uploads(Bucket=place.bucket).get("Uploads")
 
 
+def test_objects_tell_what_kind_of_bytes_they_are(place: Place, tmp_path: Path, s3_client: Any) -> None:
+    types = {"a.tar": "application/x-tar", "b.safetensors": "application/x-safetensors"}
+    engine = place.engine()
+    for name, media_type in types.items():
+        for size in (1000, PART + 1):  # in one request, and in parts
+            pack = _pack(tmp_path, f"{size}-{name}", size)
+            engine.submit(pack.job()).result(60)
+            assert s3_client.head_object(Bucket=place.bucket, Key=pack.key.text)["ContentType"] == media_type, pack.key
+
+
 def test_a_second_sending_is_settled_by_a_look(place: Place, tmp_path: Path) -> None:
     engine = place.engine()
     for size in (1000, PART + 1):
