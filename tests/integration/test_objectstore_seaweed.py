@@ -46,6 +46,8 @@ def shared_store(seaweed: SeaweedServer) -> Iterator[ObjectStore]:
 
 
 class TestSeaweed(ObjectStoreTests):
+    listing_size = 2_001
+
     @pytest.fixture
     def store(self, shared_store: ObjectStore) -> ObjectStore:
         return shared_store
