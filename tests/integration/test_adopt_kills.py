@@ -22,8 +22,7 @@ from durastore.model import ObjectKey
 from tests.integration.reconcile_files import make_files
 
 ROOT = Path(__file__).parents[2]
-FILES = 240
-SAMPLES = 160
+FILES, SAMPLES = 60, 40  # for each kill
 
 
 def _path_in(key: str) -> str:
@@ -99,20 +98,20 @@ def test_files_as_they_are_survive_kills(
 ) -> None:
     # case B94
     seed = random.randrange(1 << 32)
-    folder = tmp_path / "old"
-    contents = {str(path.relative_to(folder)): path.read_bytes() for path in make_files(folder, FILES)}
+    folder, files = tmp_path / "old", FILES * times
+    contents = {str(path.relative_to(folder)): path.read_bytes() for path in make_files(folder, files)}
     adoption = Adoption(seaweed, aws_env, folder=folder, more=[])
     kills = adoption.kill_several_times(
-        times, lambda wanted: len(adoption.objects("files")) >= wanted, step=FILES // 8, rng=random.Random(seed)
+        times, lambda wanted: len(adoption.objects("files")) >= wanted, step=15, rng=random.Random(seed)
     )
     print(f"{kills} of {times} kills met it at work, seed {seed}")  # noqa: T201
     assert kills >= 1, f"seed {seed}"
     report = adoption.finish()
     assert (report["findings"], report["sums_agree"]) == ([], True), f"seed {seed}"
-    assert report["counts"]["local files in the manifest"]["count"] == FILES
+    assert report["counts"]["local files in the manifest"]["count"] == files
     held = {_path_in(key): key for key in adoption.objects("files")}
     assert (
-        len(adoption.objects("files")) == len(held) == FILES
+        len(adoption.objects("files")) == len(held) == files
     )  # equal bytes have one key, however often they were sent
     for name in sorted(held)[::37]:
         assert adoption.read(held[name]) == contents[name], f"seed {seed}"
@@ -127,9 +126,9 @@ def test_files_as_they_are_survive_kills(
 def test_samples_survive_kills(seaweed: SeaweedServer, aws_env: dict[str, str], tmp_path: Path, times: int) -> None:
     # case B94
     seed = random.randrange(1 << 32)
-    folder, root = tmp_path / "old", tmp_path / "spool"
+    folder, root, samples = tmp_path / "old", tmp_path / "spool", SAMPLES * times
     folder.mkdir()
-    tokens = [[(n + at) % 50 for at in range(4 + n % 5)] for n in range(SAMPLES)]
+    tokens = [[(n + at) % 50 for at in range(4 + n % 5)] for n in range(samples)]
     states = [torch.randn(len(ids), 2, 64) for ids in tokens]
     for n, ids in enumerate(tokens):
         torch.save({"hidden_states": states[n], "input_ids": torch.tensor(ids)}, folder / f"data_{n}.pt")
@@ -146,14 +145,14 @@ def test_samples_survive_kills(seaweed: SeaweedServer, aws_env: dict[str, str], 
     print(f"{kills} of {times} kills met it at work, seed {seed}")  # noqa: T201
     assert kills >= 1, f"seed {seed}"
     report = adoption.finish()
-    assert report["adopted"] + report["held"] == SAMPLES, f"seed {seed}"
+    assert report["adopted"] + report["held"] == samples, f"seed {seed}"
     assert (report["refused"], report["local_only"]) == ([], [])
     endpoint = adoption.remote[3]
     dataset = durastore.Dataset(adoption.remote[1], endpoint_url=endpoint, addressing_style="path")
-    assert len(dataset) == SAMPLES, f"seed {seed}"
-    for n in range(0, SAMPLES, 17):
+    assert len(dataset) == samples, f"seed {seed}"
+    for n in range(0, samples, 17):
         sample = dataset[f"s{n}"]
         assert torch.equal(sample.tensors["hidden_states"], states[n]), f"seed {seed}"
         assert sample.provenance == "asserted"
     again = adoption.finish()
-    assert (again["adopted"], again["held"]) == (0, SAMPLES)
+    assert (again["adopted"], again["held"]) == (0, samples)
