@@ -82,17 +82,18 @@ reference: venv
 crash: venv
 	$(BIN)/python -m pytest -q -s -m exhaustive --timeout=1800 -o faulthandler_timeout=4000 tests/crash $(ARGS)
 
-# 600 histories of 50 steps, made up anew each time: put, fail, crash, lie, lose, reopen; half an hour.
+# 600 histories of 50 steps, made up anew each time: put, fail, crash, lie, lose, reopen; a thousand each of folders that are
+# reconciled twice and of manifests that are compacted; half an hour.
 histories: venv
 	$(BIN)/python -m pytest -q -m exhaustive --timeout=9000 -o faulthandler_timeout=9500 tests/property $(ARGS)
 
 # A real model in every layer; extractions that share their samples, with ten kills, with a real model, on Ray; a full disk
-# with one; an example with it; a folder of 2,000 files: half an hour.
+# with one; an example with it; adoptions with six kills; a folder of 2,000 files: half an hour.
 workers: venv
 	$(BIN)/python -m pytest -q -s -m exhaustive --timeout=3600 -o faulthandler_timeout=4000 tests/integration/test_extract_workers.py \
 	  tests/integration/test_extract_vllm.py tests/integration/test_incident_full_disk.py tests/integration/test_extract_ray.py \
 	  tests/integration/test_extract_ray_nodes.py tests/integration/test_example_ray_cluster.py \
-	  tests/integration/test_example_adopt.py tests/integration/test_reconcile_incident.py \
+	  tests/integration/test_example_adopt.py tests/integration/test_adopt_kills.py tests/integration/test_reconcile_incident.py \
 	  tests/integration/test_extract_engine.py $(ARGS)
 
 # The monitor's page in the system's chromium, beside a real run; screenshots go to build/browser. Skipped without one.

@@ -43,8 +43,8 @@ class Stop:
 def run_stop(place: Place, stop: Stop) -> dict[str, Any]:
     """The life under strace, then the examination."""
     acks, trace = place.bucket.with_name(f"{place.bucket.name}-acks"), place.bucket.with_name("trace")
-    calls = [f"--trace={','.join(SYSCALLS)}"]
-    if stop.at:
+    calls = ["--seccomp-bpf", f"--trace={','.join(SYSCALLS)}"]
+    if stop.at:  # without the filter: with it strace injects nothing
         calls = [f"--trace={stop.syscall}", f"--inject={stop.syscall}:signal=SIGKILL:when={stop.at}"]
     life = [str(Path(__file__).with_name("life_process.py")), str(place.bucket), str(place.spool), str(acks)]
     ended = subprocess.run(

@@ -179,9 +179,9 @@ def test_a_kill_leaves_the_source_and_no_half_copy(tmp_path: Path, kind: str) ->
         assert steps >= FILES * 2
         seed = random.randrange(1 << 32)
         tell(f"seed {seed}")
-        for at in sorted(random.Random(seed).sample(range(1, steps + 1), 12)):
+        for at in sorted(random.Random(seed).sample(range(1, steps + 1), 7)):
             sweep.kill(at)
-        assert sweep.kills >= 10
+        assert sweep.kills >= 5
 
 
 @pytest.mark.exhaustive

@@ -21,8 +21,8 @@ from tests.crash.lives import LIVES, puts_of
 from tests.crash.store_life import EARLIER, Trial
 
 SERVER = Path(__file__).with_name("store_life.py")
-SAMPLED = 5
-SAMPLED_RECOVERIES = 12
+SAMPLED = 3
+SAMPLED_RECOVERIES = 6
 FIRST_KILLS = 1
 WANTED = 2_000
 

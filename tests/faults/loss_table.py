@@ -70,8 +70,8 @@ class Table:
 
 _FULL_SINGLE = (0, 1, 7, 100, 1000, 4 * KIB, 10_000, 64 * KIB, 64 * KIB + 1, 200_000, 900_000, 1_900_000)
 _FULL_PARTS = (2 + 1 / MIB, 2.1, 2.2, 2.5, 3, 3.2, 3.5, 4 - 1 / MIB, 4, 4 + 1 / MIB, 5, 20)
-_QUICK_SINGLE = (0, 1, 7, 100, 1000, 4 * KIB, 10_000, 20_000, 30_000, 40_000, 50_000, 60_000)
-_QUICK_PARTS = (64, 65, 70, 80, 100, 128, 150, 192, 300, 500, 900, 1500)
+_QUICK_SINGLE = (0, 1, 100, 4 * KIB, 10_000, 30_000, 50_000, 60_000)
+_QUICK_PARTS = (64, 65, 80, 128, 192, 300, 900, 1500)
 FULL = Table(sizes=(*_FULL_SINGLE, *(int(size * MIB) for size in _FULL_PARTS)), part_bytes=2 * MIB, quiet_s=5.0)
 QUICK = Table(sizes=(*_QUICK_SINGLE, *(size * KIB for size in _QUICK_PARTS)), part_bytes=64 * KIB, quiet_s=2.0)
 

@@ -147,7 +147,7 @@ def check_reclaim(freed: Counter[str], *, packs: int) -> None:
 
 
 def test_proof_costs_a_head_and_a_spot_a_pack(server: StrictS3, tmp_path: Path) -> None:
-    check_cost(server, tmp_path / "spool", packs=200)
+    check_cost(server, tmp_path / "spool", packs=120)
 
 
 @pytest.mark.exhaustive

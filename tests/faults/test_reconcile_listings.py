@@ -24,7 +24,7 @@ from durastore.reconcile.session import ReconcileRequest
 from durastore.testing.strict_s3 import Lie, Rule, StrictS3
 from tests.unit.reconcile_lab import by_kind, npy
 
-FILES = 30
+FILES = 15
 
 
 @pytest.fixture

@@ -131,6 +131,40 @@ def serving(handler: type[JsonHandler]) -> Iterator[str]:
         server.server_close()
 
 
+class _Requests:
+    """Those under way. Each has a thread that nobody joins, and that may be about to start a writer: a server that ends
+    waits for them before it waits for its writers.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._under_way = 0
+        self._is_over = False
+
+    def begin(self) -> None:
+        self._is_over = False
+
+    @contextmanager
+    def one_more(self, handler: JsonHandler) -> Iterator[bool]:
+        """False: the server has ended, and the request came too late."""
+        with self._changed:
+            is_served = not self._is_over
+            self._under_way += is_served
+        handler.close_connection |= not is_served
+        try:
+            yield is_served
+        finally:
+            with self._changed:
+                self._under_way -= is_served
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Returns once none is under way; none begins after that."""
+        with self._changed:
+            self._is_over = True
+            self._changed.wait_for(lambda: self._under_way == 0)
+
+
 class VllmServer:
     """Files go to `folder`. `states` gives [T, L, H] for token ids."""
 
@@ -146,6 +180,7 @@ class VllmServer:
         self._states = states
         self._writers: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._requests = _Requests()
 
     @contextmanager
     def running(self) -> Iterator[str]:
@@ -159,10 +194,15 @@ class VllmServer:
                     self.answer({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
 
             def do_POST(self) -> None:
-                owner.complete(self, self.body())
+                body = self.body()
+                with owner._requests.one_more(self) as is_served:
+                    if is_served:
+                        owner.complete(self, body)
 
+        self._requests.begin()
         with serving(Handler) as url:
             yield url
+        self._requests.end()
         for writer in self._writers:
             writer.join()
 
@@ -273,6 +313,7 @@ class SglangServer:
         self._number = 0
         self._lock = threading.Lock()
         self._writers: list[threading.Thread] = []
+        self._requests = _Requests()
 
     @contextmanager
     def running(self) -> Iterator[str]:
@@ -288,10 +329,15 @@ class SglangServer:
                     self.answer({"error": "no such path"}, status=404)
 
             def do_POST(self) -> None:
-                owner.generate(self, self.body())
+                body = self.body()
+                with owner._requests.one_more(self) as is_served:
+                    if is_served:
+                        owner.generate(self, body)
 
+        self._requests.begin()
         with serving(Handler) as url:
             yield url
+        self._requests.end()
         for writer in self._writers:
             writer.join()
 

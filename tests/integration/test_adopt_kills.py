@@ -22,9 +22,7 @@ from durastore.model import ObjectKey
 from tests.integration.reconcile_files import make_files
 
 ROOT = Path(__file__).parents[2]
-KILLS = 4
-FILES = 240
-SAMPLES = 160
+FILES, SAMPLES = 60, 40  # for each kill
 
 
 def _path_in(key: str) -> str:
@@ -66,10 +64,12 @@ class Adoption:
         body: bytes = self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
         return body
 
-    def kill_several_times(self, is_under_way: Callable[[int], bool], *, step: int, rng: random.Random) -> int:
+    def kill_several_times(
+        self, times: int, is_under_way: Callable[[int], bool], *, step: int, rng: random.Random
+    ) -> int:
         """Kill it once it got on by about `step`; how often it really was at work when it was killed."""
         kills = 0
-        for number in range(1, KILLS + 1):
+        for number in range(1, times + 1):
             process = self.start()
             deadline = time.monotonic() + 60
             while process.poll() is None and not is_under_way(number * step) and time.monotonic() < deadline:
@@ -87,25 +87,31 @@ class Adoption:
         return json.loads(out)
 
 
+SOME_KILLS = pytest.mark.parametrize("times", [2, pytest.param(6, marks=pytest.mark.exhaustive)])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_files_as_they_are_survive_kills(seaweed: SeaweedServer, aws_env: dict[str, str], tmp_path: Path) -> None:
+@SOME_KILLS
+def test_files_as_they_are_survive_kills(
+    seaweed: SeaweedServer, aws_env: dict[str, str], tmp_path: Path, times: int
+) -> None:
     # case B94
     seed = random.randrange(1 << 32)
-    folder = tmp_path / "old"
-    contents = {str(path.relative_to(folder)): path.read_bytes() for path in make_files(folder, FILES)}
+    folder, files = tmp_path / "old", FILES * times
+    contents = {str(path.relative_to(folder)): path.read_bytes() for path in make_files(folder, files)}
     adoption = Adoption(seaweed, aws_env, folder=folder, more=[])
     kills = adoption.kill_several_times(
-        lambda wanted: len(adoption.objects("files")) >= wanted, step=FILES // 8, rng=random.Random(seed)
+        times, lambda wanted: len(adoption.objects("files")) >= wanted, step=15, rng=random.Random(seed)
     )
-    print(f"{kills} of {KILLS} kills met it at work, seed {seed}")  # noqa: T201
+    print(f"{kills} of {times} kills met it at work, seed {seed}")  # noqa: T201
     assert kills >= 1, f"seed {seed}"
     report = adoption.finish()
     assert (report["findings"], report["sums_agree"]) == ([], True), f"seed {seed}"
-    assert report["counts"]["local files in the manifest"]["count"] == FILES
+    assert report["counts"]["local files in the manifest"]["count"] == files
     held = {_path_in(key): key for key in adoption.objects("files")}
     assert (
-        len(adoption.objects("files")) == len(held) == FILES
+        len(adoption.objects("files")) == len(held) == files
     )  # equal bytes have one key, however often they were sent
     for name in sorted(held)[::37]:
         assert adoption.read(held[name]) == contents[name], f"seed {seed}"
@@ -116,12 +122,13 @@ def test_files_as_they_are_survive_kills(seaweed: SeaweedServer, aws_env: dict[s
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_samples_survive_kills(seaweed: SeaweedServer, aws_env: dict[str, str], tmp_path: Path) -> None:
+@SOME_KILLS
+def test_samples_survive_kills(seaweed: SeaweedServer, aws_env: dict[str, str], tmp_path: Path, times: int) -> None:
     # case B94
     seed = random.randrange(1 << 32)
-    folder, root = tmp_path / "old", tmp_path / "spool"
+    folder, root, samples = tmp_path / "old", tmp_path / "spool", SAMPLES * times
     folder.mkdir()
-    tokens = [[(n + at) % 50 for at in range(4 + n % 5)] for n in range(SAMPLES)]
+    tokens = [[(n + at) % 50 for at in range(4 + n % 5)] for n in range(samples)]
     states = [torch.randn(len(ids), 2, 64) for ids in tokens]
     for n, ids in enumerate(tokens):
         torch.save({"hidden_states": states[n], "input_ids": torch.tensor(ids)}, folder / f"data_{n}.pt")
@@ -134,18 +141,18 @@ def test_samples_survive_kills(seaweed: SeaweedServer, aws_env: dict[str, str], 
     def packs() -> int:
         return len(adoption.objects("packs")) + len(list(root.glob("w-*/packs/*")))
 
-    kills = adoption.kill_several_times(lambda wanted: packs() >= wanted, step=2, rng=random.Random(seed))
-    print(f"{kills} of {KILLS} kills met it at work, seed {seed}")  # noqa: T201
+    kills = adoption.kill_several_times(times, lambda wanted: packs() >= wanted, step=2, rng=random.Random(seed))
+    print(f"{kills} of {times} kills met it at work, seed {seed}")  # noqa: T201
     assert kills >= 1, f"seed {seed}"
     report = adoption.finish()
-    assert report["adopted"] + report["held"] == SAMPLES, f"seed {seed}"
+    assert report["adopted"] + report["held"] == samples, f"seed {seed}"
     assert (report["refused"], report["local_only"]) == ([], [])
     endpoint = adoption.remote[3]
     dataset = durastore.Dataset(adoption.remote[1], endpoint_url=endpoint, addressing_style="path")
-    assert len(dataset) == SAMPLES, f"seed {seed}"
-    for n in range(0, SAMPLES, 17):
+    assert len(dataset) == samples, f"seed {seed}"
+    for n in range(0, samples, 17):
         sample = dataset[f"s{n}"]
         assert torch.equal(sample.tensors["hidden_states"], states[n]), f"seed {seed}"
         assert sample.provenance == "asserted"
     again = adoption.finish()
-    assert (again["adopted"], again["held"]) == (0, SAMPLES)
+    assert (again["adopted"], again["held"]) == (0, samples)

@@ -87,7 +87,16 @@ def test_nothing_that_exists_is_ever_cut_short(tmp_path: Path) -> None:
     # case B118
     bucket, local, log = tmp_path / "bucket", tmp_path / "spool", tmp_path / "trace"
     bucket.mkdir()
-    trace = ("strace", "-f", "-y", "-o", str(log), "-e", "trace=open,openat,creat,truncate,ftruncate,rename,renameat2")
+    trace = (
+        "strace",
+        "-f",
+        "--seccomp-bpf",
+        "-y",
+        "-o",
+        str(log),
+        "-e",
+        "trace=open,openat,creat,truncate,ftruncate,rename,renameat2",
+    )
     assert live(str(bucket), local, count=6, ending="close") == 0
     kept = {path: path.read_bytes() for path in [*local.glob("w-*/packs/*"), *bucket.rglob("*.tar")]}
     assert len(kept) == 2

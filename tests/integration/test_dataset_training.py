@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -195,7 +197,7 @@ def test_an_epoch_left_by_two_ranks_goes_on_with_three(dataset: Dataset, kind: s
     assert before + after == order
 
 
-_RANK = """
+_RANKS = """
 import os, sys
 import torch
 import torch.distributed as dist
@@ -203,7 +205,11 @@ import torch.utils.data as data
 import durastore
 from tests.integration.loader_parts import ids_of
 
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[3]), world_size=3)
+rank = 0
+while rank < 2 and os.fork() == 0:  # three processes; torch is loaded once
+    rank += 1
+sys.stdout = open(f"{sys.argv[2]}-{rank}", "w")
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=3)
 dataset = durastore.Dataset(sys.argv[1])
 for uneven in ("pad", "drop"):
     sampler = dataset.sampler(shuffle=9, uneven=uneven)
@@ -220,6 +226,8 @@ for uneven in ("pad", "drop"):
             total += int(count)
         print(uneven, total, flush=True)
 dist.destroy_process_group()
+if rank < 2:
+    assert os.wait()[1] == 0
 """
 
 
@@ -227,21 +235,15 @@ def test_no_rank_waits_for_another_that_has_no_more(dataset: Dataset, tmp_path: 
     pytest.importorskip("torch.distributed")
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPO), str(REPO / "cli")]), "PYTHONWARNINGS": "ignore"}
     meeting = tmp_path / "meeting"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", _RANK, str(tmp_path), str(meeting), str(rank)],
-            env=environ,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    try:
-        told = [rank.communicate(timeout=100)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    command = [sys.executable, "-c", _RANKS, str(tmp_path), str(meeting)]
+    with subprocess.Popen(command, env=environ, start_new_session=True) as ranks:
+        try:
+            assert ranks.wait(timeout=100) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # those that it started as well
+                os.killpg(ranks.pid, signal.SIGKILL)
     assert len(dataset) == 103
+    told = [(tmp_path / f"meeting-{rank}").read_text() for rank in range(3)]
     assert told == ["pad 105\npad 105\ndrop 102\ndrop 102\n"] * 3
 
 
@@ -257,7 +259,8 @@ def test_a_loader_that_drops_its_last_batch(dataset: Dataset, kind: str) -> None
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_forked_and_spawned_read_from_a_server(seaweed_dataset: Dataset, kind: str, start: str) -> None:
     order = _order(seaweed_dataset)  # this process has connections and threads before the workers start
-    loop, _ = _loader(kind, seaweed_dataset, workers=2, start=start)
+    workers = 2 if start == "fork" else 1  # a spawned one loads torch anew
+    loop, _ = _loader(kind, seaweed_dataset, workers=workers, start=start)
     assert list(loop) == _batches(order)
     seaweed_dataset.__getitems__([0, 1])  # and they still serve it afterwards
 

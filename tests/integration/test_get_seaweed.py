@@ -18,7 +18,8 @@ from durastore.demo.seaweed import SeaweedServer
 from durastore_cli.main import run
 
 ROOT = Path(__file__).parents[2]
-SIZE = 160_000_000
+SIZE = 160_000_000  # for the one that is killed in the middle of it
+SOME = 20_000_000  # a pack of its own, too
 
 
 def command(server: SeaweedServer, bucket: str, *arguments: str) -> list[str]:
@@ -26,9 +27,12 @@ def command(server: SeaweedServer, bucket: str, *arguments: str) -> list[str]:
 
 
 @pytest.fixture
-def filled(seaweed: SeaweedServer, bucket: str, tmp_path: Path, aws_env: dict[str, str]) -> torch.Tensor:
+def filled(
+    request: pytest.FixtureRequest, seaweed: SeaweedServer, bucket: str, tmp_path: Path, aws_env: dict[str, str]
+) -> torch.Tensor:
+    """A sample of so many bytes and small ones are in the bucket."""
     del aws_env
-    big = torch.randint(-(2**31), 2**31 - 1, (SIZE // 4_000, 1_000), dtype=torch.int32)
+    big = torch.randint(-(2**31), 2**31 - 1, (request.param // 4_000, 1_000), dtype=torch.int32)
     url = f"s3://{bucket}/p"
     with durastore.open(url, local=tmp_path / "spool", endpoint_url=seaweed.endpoint_url, compress="none") as store:
         store.put("big", {"h": big})
@@ -37,6 +41,7 @@ def filled(seaweed: SeaweedServer, bucket: str, tmp_path: Path, aws_env: dict[st
 
 
 @pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize("filled", [SOME], indirect=True)
 def test_samples_by_name_and_all_of_them(
     seaweed: SeaweedServer, bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,6 +57,7 @@ def test_samples_by_name_and_all_of_them(
             assert header.digest == dataset.row(sample_id).entry.header_digest
 
 
+@pytest.mark.parametrize("filled", [SIZE], indirect=True)
 def test_a_kill_in_the_middle_costs_what_was_in_flight(
     seaweed: SeaweedServer,
     bucket: str,

@@ -43,7 +43,7 @@ def _names(report: Any, kind: str, *, side: str = "local", when: str = "findings
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("aws_env")
-@pytest.mark.parametrize("count", [400, pytest.param(2_000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [240, pytest.param(2_000, marks=pytest.mark.exhaustive)])
 def test_clearing_a_folder_frees_what_is_proven_and_nothing_else(
     seaweed: SeaweedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:

@@ -102,7 +102,10 @@ def test_it_listens_on_loopback_only_and_refuses_strangers(seaweed: SeaweedServe
 def _listening_addresses(pid: int) -> set[str]:
     inodes = set()
     for name in os.listdir(f"/proc/{pid}/fd"):
-        target = os.readlink(f"/proc/{pid}/fd/{name}")
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+        except FileNotFoundError:
+            continue  # closed since it was listed: no listener
         if target.startswith("socket:["):
             inodes.add(target[8:-1])
     found = set()

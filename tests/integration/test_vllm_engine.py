@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +29,7 @@ from durastore.extract.watched_passes import watched
 from durastore.formats.staging import STAGING_MARKER_NAME
 from durastore.model import Digest
 from tests.integration.extract_lab import token_rows
-from tests.integration.model_servers import VllmServer, random_states
+from tests.integration.model_servers import JsonHandler, VllmServer, random_states
 
 SHAPE = RunShape(layers=(1, 3), num_layers=4, is_last_normed=None, dtype="bfloat16", hidden_size=16)
 STATES = random_states((2, 16))
@@ -233,6 +235,27 @@ def test_an_end_does_not_wait_for_requests_in_flight(server: VllmServer, setting
         is_over.set()
     assert [row.input_ids.tolist() for row in got] == [[1]]
     engine.close()
+
+
+def test_the_server_of_these_tests_ends_after_the_request_of_a_client_that_hung_up(
+    server: VllmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would write into the folder of a test that is over."""
+    wait = JsonHandler.waits_for_hang_up
+
+    def wait_and_dawdle(handler: JsonHandler) -> None:
+        wait(handler)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(JsonHandler, "waits_for_hang_up", wait_and_dawdle)
+    body = json.dumps({"prompt": IDS, "max_tokens": 1, "return_token_ids": True, "model": "tiny"}).encode()
+    server.plan.add(IDS, "slow")
+    with server.running() as url:
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
+            client.sendall(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+            while not server.asked:
+                time.sleep(0.001)
+    assert len(list(server.folder.glob("*.safetensors"))) == 1
 
 
 def test_rows_that_are_not_there_yet_hold_nothing_back(settings: ServerSettings) -> None:

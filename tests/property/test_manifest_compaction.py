@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,9 +31,20 @@ def _facts(view: ResolvedView) -> tuple[list[list[ManifestRow]], tuple[Tombstone
     return rows, view.tombstones(), frozenset(key.text for key in view.object_keys())
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(segments_strategy, steps_strategy)
 def test_the_dataset_is_the_same_with_and_without(segments: Segments, steps: list[str]) -> None:
+    _compact_along(segments, steps)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=1_000, deadline=None)
+@given(segments_strategy, steps_strategy)
+def test_the_dataset_is_the_same_in_a_thousand_histories(segments: Segments, steps: list[str]) -> None:
+    _compact_along(segments, steps)
+
+
+def _compact_along(segments: Segments, steps: list[str]) -> None:
     plain, compacted = MemoryStore(), MemoryStore()
     waiting: list[CompactionPlan] = []
     for at, (rows, tombstones) in enumerate(segments):

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from durastore.errors import DurastoreError, NotVerified
@@ -26,8 +27,19 @@ _STEPS = st.one_of(
 
 
 @given(st.lists(_STEPS, max_size=14))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 def test_applying_twice_is_once_and_nothing_goes_unproven(steps: list[tuple[str, object, int]]) -> None:
+    _apply_twice(steps)
+
+
+@pytest.mark.exhaustive
+@given(st.lists(_STEPS, max_size=14))
+@settings(max_examples=1_000, suppress_health_check=[HealthCheck.too_slow])
+def test_applying_twice_is_once_in_a_thousand_states(steps: list[tuple[str, object, int]]) -> None:
+    _apply_twice(steps)
+
+
+def _apply_twice(steps: list[tuple[str, object, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         lab = FolderLab(Path(folder) / "data")
         lab.write("a/0.npy", npy(0))

@@ -43,6 +43,8 @@ class LabServer:
         self.asked: list[list[int]] = []
         self.request: str | None = None
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = False  # it is closed once the last request and its writer have ended
+        self._writers: list[threading.Thread] = []
         self.port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -56,6 +58,8 @@ class LabServer:
             self._server.shutdown()
             self._server.server_close()
             thread.join()
+            for writer in self._writers:
+                writer.join()
 
     def get(self, path: str) -> tuple[int, Any]:
         if path == "/health":
@@ -103,11 +107,11 @@ class LabServer:
         name = f"cmpl-{self.request or len(self.asked)}-0-0000000a.safetensors"
         kept = [ids[0], *ids[1:]] if self.lie != "tokens" else [ids[0] + 1, *ids[1:]]
         tensors = {"token_ids": np.array(kept, np.int64), "hidden_states": states.astype(ml_dtypes.bfloat16)}
-        thread = threading.Thread(target=self._write, args=(name, save(tensors)))
         lock = os.open(self.staging / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)  # before the answer; the file comes after it
-        self._lock = lock
-        thread.start()
+        writer = threading.Thread(target=self._write, args=(name, save(tensors), lock))
+        self._writers.append(writer)
+        writer.start()
         if self.lie == "no states":
             return {"choices": [{"text": "x", "prompt_token_ids": ids}]}
         where = {"hidden_states_path": str(self.staging / name)}
@@ -115,8 +119,7 @@ class LabServer:
             where = {"hidden_states_path": "/etc/hostname"}
         return {"choices": [{"text": "x", "prompt_token_ids": kept}], "kv_transfer_params": where}
 
-    def _write(self, name: str, data: bytes) -> None:
-        lock = self._lock
+    def _write(self, name: str, data: bytes, lock: int) -> None:
         try:
             if self.lie == "full":
                 return  # a write that fails lets the lock go and tells nobody
