@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from durastore.clock import ManualClock
-from durastore.errors import EndpointUnreachable
+from durastore.errors import DiskFailed, EndpointUnreachable
 from durastore.extract import failure_teller
 from durastore.extract.failure_book import FailureBook, load_failures
 from durastore.extract.failure_teller import FailureTeller, hear_failures, telling_failures
@@ -337,6 +337,18 @@ def test_a_reason_that_is_no_unicode_is_a_failure_like_any_other(host: Host, buc
     host.fail("a", reason="OSError: '\udc80'")
     assert host.teller.tell() == 1
     assert _told(bucket)["a"].reason == "OSError: '\\udc80'"
+
+
+def test_a_full_disk_is_told_as_such_and_costs_no_retry(host: Host, bucket: Bucket) -> None:
+    Lists(bucket.store, bucket.prefix).tell(*(failed(f"sample-{number:06}") for number in range(5_000)))
+    host.fail("a")
+    with host.book._db.reading() as conn:
+        (pages,) = conn.execute("PRAGMA page_count").fetchone()
+        conn.execute(f"PRAGMA max_page_count = {pages}")
+    host.hear()
+    assert host.book.knows("a", 1)
+    with pytest.raises(DiskFailed, match="disk is full"):
+        host.fail(*(f"{number}-{'long' * 20}" for number in range(5_000)))
 
 
 # --- what a reason may say -----------------------------------------------------------------------------------------
