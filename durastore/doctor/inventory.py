@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from durastore.doctor.request import Examination, LocalSample
 from durastore.doctor.stages import Verdict
-from durastore.errors import RunMismatch, StoreMissing
+from durastore.errors import DurastoreError, RunMismatch, StoreMissing
 from durastore.extract.failure_book import load_failures
 from durastore.extract.inputs import Survey, read_selected, survey_input
 from durastore.extract.model_identity import resolve_model
@@ -86,7 +86,8 @@ def look_at_inventory(seen: Examination) -> Verdict:
     found.unread = held.unread
     for row in read_selected(survey):
         _count(row if isinstance(row, RowFailure) else tokenise(row, tokenizer, rule=rule), held, found=found)
-    seen.probe_ids, seen.left = found.probe_ids, found.missing + found.only_here
+    # Failed ones are left, too: whoever told of them, they are not in the bucket, and the command tries them again.
+    seen.probe_ids, seen.left = found.probe_ids, found.missing + found.only_here + found.failed
     return _verdict(found, survey)
 
 
@@ -139,7 +140,8 @@ class _Held:
             self._index = fetch_view(seen.objects, fetch_snapshot(seen.objects, prefix)).index(run.digest)
             self._local = seen.only_local.get(run.digest.hex, set())
         self.unread: list[str] = []
-        self._failures = self._told_failures(seen, run) | _failures(seen.request.local, run)
+        self._failures = _failures(seen.request.local, run)
+        self._told = self._told_failures(seen, run)
 
     def is_done(self, row: TokenRow) -> bool:
         return self._index is not None and self._index.contains(row.sample_id, row.input_digest)
@@ -147,22 +149,33 @@ class _Held:
     def is_here(self, row: TokenRow) -> bool:
         return (str(row.sample_id), row.input_digest.hex) in self._local
 
-    def _told_failures(self, seen: Examination, run: Run | None) -> dict[str, str]:
-        """Sample id -> why extractions on any machine could not do it, as the bucket was told. What is done since, the
-        manifest tells first.
+    def _told_failures(self, seen: Examination, run: Run | None) -> dict[str, tuple[str | None, str]]:
+        """Sample id -> digest of the input, and why extractions on any machine could not do it, as the bucket was told.
+        What is done since, the manifest tells first.
         """
         if run is None or seen.objects is None:
             return {}
-        failures, lists = fetch_told(seen.objects, seen.request.bucket.prefix, run=run.digest)
+        try:
+            failures, lists = fetch_told(seen.objects, seen.request.bucket.prefix, run=run.digest)
+        except DurastoreError as exc:  # history only: the counts come from the manifest, which was read
+            self.unread = [f"those of other machines: {exc.message}"]
+            return {}
         self.unread = [f"{each.key}: {each.reason}" for each in lists.ignored]
         return {
-            failure.sample_id: f"{failure.stage}: {failure.reason} (tried in {failure.runs} runs, on {failure.host})"
+            failure.sample_id: (
+                failure.input_digest,
+                f"{failure.stage}: {failure.reason} (tried in {failure.runs} runs, on {failure.host})",
+            )
             for failure in failures
             if failure.sample_id is not None
         }
 
     def failure(self, row: TokenRow) -> str | None:
-        return self._failures.get(str(row.sample_id))
+        name = str(row.sample_id)
+        digest, why = self._told.get(name, (None, None))
+        # What failed elsewhere may have been another input of that name, and nobody tried this one.
+        is_other_input = digest is not None and digest != row.input_digest.hex
+        return self._failures.get(name, why if not is_other_input else None)
 
 
 def _failures(root: Path, run: Run | None) -> dict[str, str]:
@@ -223,6 +236,6 @@ def _notes(found: Inventory) -> Iterator[str]:
         yield f"failed: {why}"
     if found.failed > _SHOWN:
         yield f"failed: ... and {found.failed - _SHOWN} more"
-    yield from (f"a list of failures is not read: {each}" for each in found.unread[:_SHOWN])
+    yield from (f"failures in the bucket that are not read: {each}" for each in found.unread[:_SHOWN])
     if found.failed:
         yield "the command tries these again; --retry-failed tries nothing else"

@@ -94,7 +94,11 @@ def run_shared_extract(
         if request.is_retry:
             hear_failures(records.book, bucket, run=run)
         teller = FailureTeller(records.book, bucket, run=run)
-        stack.enter_context(telling_failures(teller, is_stopping=lambda: switch.signal is not None))
+        stack.enter_context(
+            telling_failures(
+                teller, is_stopping=lambda: switch.signal is not None, is_out_of_time=lambda: switch.is_expired
+            )
+        )
         work.fill(store)
         store.abandon()  # its spool is free for a worker; what waits in it goes on there
         orders = [

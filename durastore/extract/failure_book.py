@@ -75,7 +75,9 @@ class FailureBook:
         sample_id = str(failure.sample_id) if failure.sample_id is not None else None
         name = _name(sample_id, failure.line)
         digest = failure.input_digest.hex if failure.input_digest is not None else None
-        facts = (self._run, name, sample_id, failure.line, failure.stage, failure.reason, failure.attempts)
+        # A library's error may hold bytes of a file name that are no UTF-8, which the file cannot take.
+        reason = failure.reason.encode("utf-8", "backslashreplace").decode()
+        facts = (self._run, name, sample_id, failure.line, failure.stage, reason, failure.attempts)
         with self._lock, self._db.changing() as conn:
             told_ns, told_runs = _told(conn, run=self._run, name=name)
             # After what was told, whatever the clock says: else the bucket would take the older one for the later.
@@ -111,7 +113,8 @@ class FailureBook:
             # Also where nothing was told yet: it may be on its way to the bucket at this moment.
             conn.executemany(
                 "INSERT INTO failure_told (run, name, line, stored_id) VALUES (?, ?, ?, ?)"
-                " ON CONFLICT (run, name) DO UPDATE SET stored_id = excluded.stored_id, is_settled = 0",
+                " ON CONFLICT (run, name) DO UPDATE SET stored_id = excluded.stored_id,"
+                " is_settled = CASE WHEN stored_id IS excluded.stored_id THEN is_settled ELSE 0 END",
                 [(self._run, name, line, sample_id) for name in names],
             )
             self._known.difference_update(names)
@@ -119,7 +122,11 @@ class FailureBook:
     # --- what the bucket knows ---------------------------------------------------------------------------------------
 
     def hear(self, failures: Iterable[HeardFailure]) -> None:
-        """What the bucket's lists call failed: known from now on, to all processes of this root that begin later."""
+        """What the bucket's lists call failed: known from now on, to all processes of this root that begin later.
+
+        Known here also if it was settled here: the sample may have been lost since with its spool, or have gone to
+        another bucket. Whether this bucket has it, the store tells.
+        """
         rows = [
             # Whoever tells that a sample failed in the far future must not make its next failure one that nobody takes.
             (self._run, _name(f.sample_id, f.line), f.line, min(f.time_ns, _LATEST_NS), min(f.runs, _MOST_RUNS))
@@ -134,8 +141,7 @@ class FailureBook:
                 " is_settled = CASE WHEN excluded.time_ns > time_ns THEN 0 ELSE is_settled END",
                 rows,
             )
-            query = "SELECT name FROM failure_told WHERE run = ? AND stored_id IS NULL"
-            self._known.update(name for (name,) in conn.execute(query, (self._run,)))
+            self._known.update(name for _, name, *_ in rows)
 
     def untold(self, *, host: str, limit: int) -> list[FailedSample | SettledFailure]:
         """What the bucket has not been told yet, at most `limit` rows, fit to be told. `host`: this machine."""

@@ -36,6 +36,7 @@ _PATIENCE_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3600.0
 """Each pause is twice the last: a run of ten days makes 250 lists at most."""
 _LAST_WORDS_S, _LAST_WORDS_OF_A_STOP_S = 30.0, 5.0
+_LOOK_S = 0.2
 
 OpenBucket = Callable[[], AbstractContextManager[tuple[ObjectStore, str]]]
 
@@ -76,20 +77,29 @@ def _list_of(rows: list[FailedSample | SettledFailure], *, run: Digest) -> Failu
 
 
 @contextmanager
-def telling_failures(teller: FailureTeller, *, is_stopping: Callable[[], bool]) -> Iterator[None]:
-    """Tell while the block runs and once more after it, for 30 s at most (5 s after a stop or an error). Raises for
-    nothing of its own.
+def telling_failures(
+    teller: FailureTeller, *, is_stopping: Callable[[], bool], is_out_of_time: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Tell while the block runs and once more after it, for 30 s at most (5 s after a stop or an error, also one that
+    comes meanwhile, and no longer than its grace time). Raises for nothing of its own.
     """
     over = threading.Event()
     thread = threading.Thread(target=_go_on, args=(teller, over), name="durastore-failures", daemon=True)
     thread.start()
-    patience_s = _LAST_WORDS_OF_A_STOP_S
+    is_in_order = False
     try:
         yield
-        patience_s = _LAST_WORDS_OF_A_STOP_S if is_stopping() else _LAST_WORDS_S
+        is_in_order = True
     finally:
         over.set()
-        thread.join(patience_s)
+        started_s = SYSTEM_CLOCK.monotonic()
+        while thread.is_alive() and not is_out_of_time():
+            # Looked at again and again: whoever stops the command now waits for its report.
+            patience_s = _LAST_WORDS_S if is_in_order and not is_stopping() else _LAST_WORDS_OF_A_STOP_S
+            left_s = patience_s - (SYSTEM_CLOCK.monotonic() - started_s)
+            if left_s <= 0:
+                break
+            thread.join(min(left_s, _LOOK_S))
         if thread.is_alive():
             LOGGER.warning("the bucket was not told of all failures in time: the next run tells it")
 
@@ -102,11 +112,14 @@ def _go_on(teller: FailureTeller, over: threading.Event) -> None:
         try:
             teller.tell()
         except Exception as exc:  # noqa: BLE001 - history that could not be told must cost nothing else
-            what = exc.message if isinstance(exc, DurastoreError) else f"{type(exc).__name__}: {exc}"
-            LOGGER.warning("the bucket was not told of failures, which is done later: %s", what)
+            LOGGER.warning("the bucket was not told of failures, which is done later: %s", _words_of(exc))
         if not is_last:
             over.wait(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+
+
+def _words_of(exc: Exception) -> str:
+    return exc.message if isinstance(exc, DurastoreError) else f"{type(exc).__name__}: {exc}"
 
 
 def hear_failures(book: FailureBook, bucket: OpenBucket, *, run: Digest) -> None:
@@ -121,8 +134,8 @@ def hear_failures(book: FailureBook, bucket: OpenBucket, *, run: Digest) -> None
             first = lists.ignored[0]
             LOGGER.warning("%d failure lists are not read, e.g. %s: %s", len(lists.ignored), first.key, first.reason)
         book.hear(heard_failures(latest))
-    except DurastoreError as exc:
-        LOGGER.warning("the bucket could not be asked what failed elsewhere: %s", exc.message)
+    except Exception as exc:  # noqa: BLE001 - history that could not be heard must cost nothing else
+        LOGGER.warning("what failed elsewhere could not be heard of: %s", _words_of(exc))
 
 
 class BucketRequest(Protocol):

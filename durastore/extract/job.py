@@ -256,7 +256,11 @@ class _Session:
             hear_failures(records.book, bucket, run=run)
         switch = StopSwitch(grace_s=self.request.grace_s, clock=self.clock)
         teller = FailureTeller(records.book, bucket, run=run)
-        with telling_failures(teller, is_stopping=lambda: switch.signal is not None):
+        telling = telling_failures(
+            teller, is_stopping=lambda: switch.signal is not None, is_out_of_time=lambda: switch.is_expired
+        )
+        # Around the telling: a signal that comes while the last list is told must not cost the report.
+        with self._signals(switch), telling:
             book = records.book if self.request.is_retry else None
             rows = wanted_rows(self.survey, plan, store=store, book=book)
             return self._work_off(rows, store, engine=engine, bookkeeping=(records, switch))
@@ -277,7 +281,6 @@ class _Session:
         )
         told = ReportedWorker(spool=self.spool_path, run=self.run.digest.hex, job=self.job)
         with (
-            self._signals(switch),
             self._progress(tally, store),
             reported(told, tally, engine=engine, clock=self.clock),
         ):

@@ -123,7 +123,8 @@ class WorkDb:
             try:
                 yield self._conn
             except BaseException:  # an interrupt too must leave no transaction open
-                self._conn.execute("ROLLBACK")
+                if self._conn.in_transaction:  # a full disk has undone it already, and is what is to be told
+                    self._conn.execute("ROLLBACK")
                 raise
             self._conn.execute("COMMIT")
 

@@ -122,7 +122,7 @@ def _fetch(reader: ObjectReader, stat: ObjectStat, *, prefix: str, run: Digest) 
         except FormatUnsupported as exc:
             return IgnoredList(key=stat.key.text, reason=exc.message)
         except IntegrityError as exc:
-            reason = exc.message
+            reason = plain_text(exc.message, limit=300)  # it may quote the file, as a column's type does
     return IgnoredList(key=stat.key.text, reason=reason)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from durastore.doctor.stages import Status
+from durastore.errors import PermissionRefused
 from durastore.extract.failure_book import FailureBook
 from durastore.extract.failure_teller import FailureTeller, opened_bucket
 from durastore.extract.job_book import load_starts
@@ -103,6 +104,37 @@ def test_what_failed_on_another_machine_is_not_missing(ward: Ward) -> None:
     assert _counts(stages) == (3, 0, 1, 0), "s/0 is done, whatever a list says"
     (why,) = stages["inventory"]["facts"]["failures"]
     assert why.startswith("sick: states: has a NaN (tried in 1 runs, on ")
+
+
+def test_what_others_say_of_a_sample_never_makes_it_done(ward: Ward) -> None:
+    job = ward.job
+    job.write({"id": "s/0", "text": "w0 w1"}, "{")
+    assert ward.extract() == 3
+    assert ward.doctor()[1]["resume"]["summary"] == "the same command goes on with what is not done"
+    book = FailureBook(job.root.parent, run=load_starts(job.root)[0].run, worker="lab", clock=_clock())
+    for name, digest in (("same", None), ("edited", Digest.of(b"what it was"))):
+        sample_id = SampleId(name)
+        book.add(RowFailure(line=2, sample_id=sample_id, stage="states", reason="has a NaN", input_digest=digest))
+    FailureTeller(book, partial(opened_bucket, job.request()), run=Digest(load_starts(job.root)[0].run)).tell()
+    book.close()
+    job.write({"id": "s/0", "text": "w0 w1"}, {"id": "same", "text": "w4"})
+    stages = ward.doctor()[1]
+    assert _counts(stages) == (1, 0, 1, 0)
+    assert stages["resume"]["summary"] == "the same command goes on with what is not done"
+    job.write({"id": "s/0", "text": "w0 w1"}, {"id": "edited", "text": "w4"})
+    assert _counts(ward.doctor()[1]) == (1, 0, 0, 1), "nobody tried this input of that name"
+
+
+def test_an_inventory_needs_nobodys_history(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionRefused("may not list failures/")
+
+    ward.job.write(*({"id": f"s/{n}", "text": f"w{n} w1"} for n in range(3)))
+    assert ward.extract() == 0
+    monkeypatch.setattr("durastore.doctor.inventory.fetch_told", refused)
+    code, stages = ward.doctor()
+    assert (code, _counts(stages)) == (0, (3, 0, 0, 0))
+    assert any("may not list failures/" in note for note in stages["inventory"]["lines"])
 
 
 def _clock() -> Any:

@@ -219,3 +219,38 @@ def test_a_kill_between_the_list_and_its_note_is_told_again_and_counts_once(
     told = machines.told()
     assert set(told) == {"line 1", "long"}
     assert {each.runs for each in told.values()} == {2}
+
+
+_STOPPED = """
+import os, signal, sys
+from durastore.extract.failure_teller import FailureTeller
+tell, calls = FailureTeller.tell, []
+def stopped(self):
+    calls.append(1)
+    if len(calls) == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return tell(self)
+FailureTeller.tell = stopped
+from durastore_cli.main import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def test_a_signal_while_the_last_list_is_told_costs_no_report(
+    machines: Machines, model_folder: Path, aws_env: dict[str, str]
+) -> None:
+    job = machines.job
+    job.write(*_rows(3), {"id": "long", "input_ids": [1] * 41})
+    environment = {**aws_env, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}", "DURASTORE_SEAL_AGE_S": "0.2"}
+    stopped = subprocess.run(
+        [sys.executable, "-c", _STOPPED, *extract_command(job, model_folder)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=300,
+        check=False,
+    )
+    assert stopped.returncode == 3, "all was done before the signal came"
+    report = json.loads(stopped.stdout)
+    assert (report["ok"], report["failed"], report["not_attempted"]) == (3, 1, 0)
+    assert set(machines.told()) == {"long"}

@@ -9,6 +9,8 @@ __all__ = ["FAILURES"]
 _LISTS = "tests/unit/test_manifest_failure_lists.py"
 _BYTES = "tests/unit/test_formats_failure_list.py"
 _TOLD = "tests/unit/test_extract_failures_told.py"
+_DOCTOR = "tests/integration/test_doctor_extract.py"
+_WORDS = "tests/unit/test_extract_failure_words.py"
 _SETTLED = "a failure is over only by a live row of the run"
 _NAMED = "a list that is not sound is named and left out"
 _NOTED = "told is noted after the list was read back"
@@ -133,6 +135,41 @@ FAILURES = (
             "INSERT INTO failure_told (run, name, line, stored_id) SELECT ?, ?, ?, ? WHERE 0",
         ),
         test=f"{_TOLD}::test_a_sample_that_is_stored_while_its_failure_is_on_its_way_is_settled_by_the_next_list",
+    ),
+    _mutant(
+        "doctor/inventory.py",
+        "failed-samples-are-nothing-left",
+        clause="what failed is not done",
+        change=("found.missing + found.only_here + found.failed\n", "found.missing + found.only_here\n"),
+        test=f"{_DOCTOR}::test_what_others_say_of_a_sample_never_makes_it_done",
+    ),
+    _mutant(
+        "doctor/inventory.py",
+        "failure-of-another-input-counts",
+        clause="what failed is not done",
+        change=("why if not is_other_input else None", "why"),
+        test=f"{_DOCTOR}::test_what_others_say_of_a_sample_never_makes_it_done",
+    ),
+    _mutant(
+        "extract/failure_book.py",
+        "failures-settled-here-not-tried-again",
+        clause="what is not in the bucket is tried again",
+        change=("            self._known.update(name for _, name, *_ in rows)\n", ""),
+        test=f"{_TOLD}::test_what_was_settled_here_and_is_failed_in_the_bucket_is_tried_again",
+    ),
+    _mutant(
+        "extract/failure_words.py",
+        "failures-cut-quotes-told",
+        clause="what a reason quotes stays here",
+        change=("'(?=\\w))*(?:'|\\\\?$)|", "'(?=\\w))*'|"),
+        test=f"{_WORDS}::test_quotes_without_an_end_and_paths_anywhere_are_left_out",
+    ),
+    _mutant(
+        "extract/failure_words.py",
+        "failures-header-values-told",
+        clause="no secret in what is told",
+        change=('    text = _SECRET_HEADER.sub(lambda found: f"{found[1]}{found[2]}<secret>", text)\n', ""),
+        test=f"{_WORDS}::test_no_secret_goes_out_whatever_announces_it",
     ),
     _mutant(
         "extract/failure_words.py",

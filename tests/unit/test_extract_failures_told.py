@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from durastore.clock import ManualClock
-from durastore.errors import EndpointUnreachable
+from durastore.errors import DiskFailed, EndpointUnreachable
 from durastore.extract import failure_teller
 from durastore.extract.failure_book import FailureBook, load_failures
 from durastore.extract.failure_teller import FailureTeller, hear_failures, telling_failures
@@ -225,20 +225,6 @@ def test_what_fails_during_the_last_pass_is_told_at_the_end(host: Host, bucket: 
     assert set(_told(bucket)) == {"late"}
 
 
-def test_a_bucket_that_never_answers_does_not_keep_the_run(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_teller, "_LAST_WORDS_OF_A_STOP_S", 0.05)
-    may_end = threading.Event()
-
-    class Hanging(FailureTeller):
-        def tell(self) -> int:
-            may_end.wait(60)
-            return 0
-
-    with telling_failures(Hanging(host.book, host.connected, run=RUN.digest), is_stopping=lambda: True):
-        pass
-    may_end.set()
-
-
 def test_a_list_that_does_not_read_back_is_not_noted_as_told(host: Host, bucket: Bucket) -> None:
     class Lying(MemoryStore):
         def put(
@@ -287,12 +273,17 @@ def test_another_machine_knows_what_failed_and_counts_on(host: Host, other: Host
     assert set(_told(bucket)) == {"a"}
 
 
-def test_hearing_old_news_brings_nothing_back_that_was_settled_here(host: Host) -> None:
+def test_what_was_settled_here_and_is_failed_in_the_bucket_is_tried_again(host: Host, bucket: Bucket) -> None:
     host.fail("a")
     host.teller.tell()
     host.book.settle("a", 1)
+    assert host.teller.tell() == 1
+    assert set(_told(bucket)) == {"a"}, "it never came to this bucket: its spool was lost, or it went to another one"
     host.hear()
-    assert not host.book.knows("a", 1)
+    assert host.book.knows("a", 1)
+    assert load_failures(host.root) == []
+    host.book.settle("a", 1)
+    assert host.teller.tell() == 0, "what was told is not told at each start again"
     Lists(host.bucket.store, host.bucket.prefix).tell(failed("a", host.clock.now_ns() + 10**9))
     host.hear()
     assert host.book.knows("a", 1), "it failed elsewhere since"
@@ -330,6 +321,34 @@ def test_a_root_of_an_older_version_is_gone_on_with(tmp_path: Path) -> None:
         (told,) = book.untold(host="h", limit=9)
         assert (told.sample_id, told.line) == (SampleId("a"), 1)
         book.close()
+
+
+def test_an_error_that_is_no_error_of_ours_costs_no_retry(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OverflowError
+
+    host.fail("a")
+    monkeypatch.setattr(failure_teller, "fetch_latest", broken)
+    host.hear()
+    assert host.book.knows("a", 1)
+
+
+def test_a_reason_that_is_no_unicode_is_a_failure_like_any_other(host: Host, bucket: Bucket) -> None:
+    host.fail("a", reason="OSError: '\udc80'")
+    assert host.teller.tell() == 1
+    assert _told(bucket)["a"].reason == "OSError: '\\udc80'"
+
+
+def test_a_full_disk_is_told_as_such_and_costs_no_retry(host: Host, bucket: Bucket) -> None:
+    Lists(bucket.store, bucket.prefix).tell(*(failed(f"sample-{number:06}") for number in range(5_000)))
+    host.fail("a")
+    with host.book._db.reading() as conn:
+        (pages,) = conn.execute("PRAGMA page_count").fetchone()
+        conn.execute(f"PRAGMA max_page_count = {pages}")
+    host.hear()
+    assert host.book.knows("a", 1)
+    with pytest.raises(DiskFailed, match="disk is full"):
+        host.fail(*(f"{number}-{'long' * 20}" for number in range(5_000)))
 
 
 # --- what a reason may say -----------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from durastore.errors import EndpointUnreachable, StoreMissing
@@ -202,6 +204,16 @@ def test_the_name_of_a_stranger_cannot_steer_a_terminal(bucket: Bucket) -> None:
     key = ObjectKey(f"{bucket.prefix}/failures/\x9b2J\u202e.parquet")
     bucket.store.put(key, b"x", crc64nvme=None, metadata={})
     assert [each.key for each in _seen(bucket).ignored] == [f"{bucket.prefix}/failures/?2J?.parquet"]
+
+
+def test_the_columns_of_a_stranger_cannot_steer_a_terminal_either(bucket: Bucket, lists: Lists) -> None:
+    whole = pq.read_table(pa.BufferReader(rendered(failed("x"))))
+    odd = whole.set_column(whole.schema.get_field_index("attempts"), "attempts", pa.array([{"\x9b2J\u202e": 1}]))
+    sink = pa.BufferOutputStream()
+    pq.write_table(odd, sink)
+    lists.plant(bytes(sink.getvalue()))
+    (ignored,) = _seen(bucket).ignored
+    assert "struct<?2J?" in ignored.reason
 
 
 def test_a_list_that_is_gone_is_missed_and_costs_its_own_rows_only(bucket: Bucket) -> None:
