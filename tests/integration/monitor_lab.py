@@ -44,7 +44,8 @@ def ask(url: str, *, method: str = "GET", **headers: str) -> tuple[int, str, Map
         with urllib.request.build_opener(_Stay).open(request, timeout=10) as answer:
             return answer.status, answer.read().decode(), _plain(answer.headers)
     except urllib.error.HTTPError as exc:
-        return exc.code, exc.read().decode(), _plain(exc.headers)
+        with exc:
+            return exc.code, exc.read().decode(), _plain(exc.headers)
 
 
 def _plain(headers: Message[str, str]) -> dict[str, str]:

@@ -64,6 +64,7 @@ def _fill(folder: Path) -> None:
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Iterator[Dataset]:
+    _until_unmapped()  # an earlier test's loop may lie in a cycle
     _fill(tmp_path)
     with Dataset(str(tmp_path)) as dataset:
         yield dataset
@@ -354,7 +355,7 @@ import torch.utils.data as data
 from durastore.dataset.dataset import Dataset
 from tests.integration.test_dataset_handover import as_they_are
 stream = Dataset(sys.argv[1]).iterable(shuffle=1, batch_size=4)
-loader = data.DataLoader(stream, batch_size=4, num_workers=2, collate_fn=as_they_are)
+loader = data.DataLoader(stream, batch_size=4, num_workers=2, collate_fn=as_they_are, multiprocessing_context="fork")
 batches = iter(loader)
 held = [next(batches), next(batches)]
 print(json.dumps([worker.pid for worker in batches._workers]), flush=True)

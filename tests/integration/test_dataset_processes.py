@@ -63,7 +63,11 @@ def test_forked_loader_workers_read_after_their_parent_did(dataset: Dataset) -> 
     data = pytest.importorskip("torch.utils.data")
     dataset.__getitems__([0, 1])  # connections and pool of the parent exist before the fork
     loader = data.DataLoader(
-        dataset, batch_size=4, num_workers=2, collate_fn=lambda batch: [(s.id, s.meta["number"]) for s in batch]
+        dataset,
+        batch_size=4,
+        num_workers=2,
+        collate_fn=lambda batch: [(s.id, s.meta["number"]) for s in batch],
+        multiprocessing_context="fork",
     )
     for _ in range(2):
         seen = [item for batch in loader for item in batch]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,13 @@ from tests.architecture.source_tree import REPO
 
 @pytest.mark.usefixtures("aws_env")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_the_code_of_the_page_runs(seaweed: SeaweedServer, bucket: str, tmp_path: Path) -> None:
+def test_the_code_of_the_page_runs(
+    seaweed: SeaweedServer, bucket: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     pytest.importorskip("torch")
+    # the page's code is in no file that a worker started anew could import: Python 3.14 starts them so
+    request.addfinalizer(partial(multiprocessing.set_start_method, multiprocessing.get_start_method(), force=True))
+    multiprocessing.set_start_method("fork", force=True)
     url = f"s3://{bucket}/hidden-states"
     place: dict[str, Any] = {"endpoint_url": seaweed.endpoint_url, "region": seaweed.region, "settle_s": 0}
     with durastore.open(url, local=tmp_path / "spool", run={"model": "m"}, **place) as store:

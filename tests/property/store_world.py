@@ -54,10 +54,6 @@ class Died(BaseException):
     """The process ends at this very step."""
 
 
-class _Parked(BaseException):
-    """A lane has nothing to do before time passes."""
-
-
 class _Clock(ManualClock):
     """Waiting lets the lanes work; time passes only where somebody waits for it."""
 
@@ -114,7 +110,8 @@ class World:
         self._image: DiskImage | None = None
         self._ended: set[int] = set()
         self._waits = 0
-        self._is_in_lane = False
+        self._lane: Lane | None = None
+        self._is_parked = False
         self._main = threading.current_thread()
         self._packs: dict[Path, dict[int, PackRow]] = {}
 
@@ -177,8 +174,9 @@ class World:
     # --- time ------------------------------------------------------------------------------------------------------
 
     def on_wait(self, timeout_s: float) -> None:
-        if self._is_in_lane:
-            raise _Parked
+        if self._lane is not None:
+            self._lane._is_stopping = self._is_parked = True
+            return
         self._waits += 1
         if self._waits > _HANGS_AFTER:
             raise AssertionError("a caller waits for ever although the endpoint is well")
@@ -196,14 +194,17 @@ class World:
         for lane in list(self.lanes):
             if id(lane) in self._ended:
                 continue
-            self._is_in_lane = True
+            self._lane, self._is_parked = lane, False
             try:
                 lane._run()
-                self._ended.add(id(lane))  # it gave up: in a process of its own its thread would have ended
-            except _Parked:
-                pass
             finally:
-                self._is_in_lane = False
+                self._lane = None
+            if self.is_dead:
+                raise self._end()  # which the lane has taken for a fault of its own
+            if self._is_parked:
+                lane._is_stopping = False
+            else:
+                self._ended.add(id(lane))  # it gave up: in a process of its own its thread would have ended
 
     # --- what is true ----------------------------------------------------------------------------------------------
 
