@@ -139,11 +139,15 @@ def test_the_loss_of_an_actor_changes_nothing_of_the_result(
 
 def _kill_some(running: Running, queue: Queue, *, samples: int, kills: int) -> int:
     """SIGKILL to the actor that was in a pass last, so many times over the run. The samples that these had leased."""
-    in_flight = 0
+    in_flight, killed = 0, set[int]()
     for number in range(kills):
         goal = (number + 1) * samples // (kills + 2)
-        _until(lambda goal=goal: queue.stored() >= goal and bool(queue.busy_pids()), running)  # type: ignore[misc]
-        pid = max(queue.busy_pids())
+        _until(  # the leases of one that was killed stay until the command has noticed
+            lambda goal=goal: queue.stored() >= goal and bool(queue.busy_pids().keys() - killed),  # type: ignore[misc]
+            running,
+        )
+        pid = max(queue.busy_pids().keys() - killed)
+        killed.add(pid)
         os.kill(pid, signal.SIGSTOP)  # or what it leases would change between the look and the kill
         time.sleep(2)  # what it was asked before is answered by now
         in_flight += queue.busy_pids().get(pid, 0)
