@@ -22,6 +22,9 @@ HEADERS = {"ETag": '"e1"', "Last-Modified": "Sun, 06 Nov 1994 08:49:37 GMT"}
 BODY = bytes(range(256)) * 4
 
 
+pytestmark = pytest.mark.usefixtures("server")  # its credentials are in the environment
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[ScriptedS3]:
     with pytest.MonkeyPatch.context() as patch, ScriptedS3() as server:

@@ -13,6 +13,8 @@ from durastore.objectstore.port import ObjectStore
 from durastore.objectstore.retrying import RetryingStore, RetryPolicy
 from tests.faults.objectstore_scripted import Answer, ScriptedS3, SeenRequest, error_body, listing
 
+pytestmark = pytest.mark.usefixtures("server")  # its credentials are in the environment
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ScriptedS3]:

@@ -28,6 +28,9 @@ DONE = (
 OK = Answer(headers={"ETag": '"e1"', "x-amz-version-id": "v1"})
 
 
+pytestmark = pytest.mark.usefixtures("server")  # its credentials are in the environment
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[ScriptedS3]:
     with pytest.MonkeyPatch.context() as patch, ScriptedS3() as server:

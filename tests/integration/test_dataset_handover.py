@@ -64,7 +64,7 @@ def _fill(folder: Path) -> None:
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Iterator[Dataset]:
-    _until_unmapped()  # an earlier test's loop may lie in a cycle
+    gc.collect()  # an earlier test's loop may lie in a cycle
     _fill(tmp_path)
     with Dataset(str(tmp_path)) as dataset:
         yield dataset
