@@ -84,13 +84,16 @@ class RestoreReport:
 
 
 def load_ids(path: Path) -> list[str]:
-    """One id a line, empty lines left out. `ConfigError` where the file cannot be read as UTF-8."""
+    """One id a line, empty lines left out. `ConfigError` where the file cannot be read as UTF-8, or names none."""
     try:
         if path.stat().st_size > _MAX_IDS_BYTES:
             raise ConfigError(f"{path} is larger than 4 GiB")
-        return [line for line in path.read_text(encoding="utf-8").split("\n") if line]
+        ids = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"the list of ids {path} cannot be read: {exc}") from exc
+    if not ids:  # no success: the step that writes it may have failed
+        raise ConfigError(f"the list of ids {path} names no sample", hint="did the step that writes it end well?")
+    return ids
 
 
 def restore_samples(

@@ -182,6 +182,8 @@ def test_the_version_is_the_library_s(capsys: pytest.CaptureFixture[str]) -> Non
         (["get", "a", "--all", "--out", "x", "--bucket", "b"], "in one way"),
         (["get", "a", "--bucket", "b"], "--out"),
         (["get", "--ids", "/nothing/here", "--out", "x", "--bucket", "b"], "cannot be read"),
+        (["get", "--ids", "/nothing/here", "--out", "x", "--bucket", "b"], "hint: check the path"),
+        (["get", "--ids", "/dev/null", "--out", "x", "--bucket", "b"], "names no sample"),
     ],
 )
 def test_wrong_usage_is_2_and_on_stderr(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
