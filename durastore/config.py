@@ -10,6 +10,7 @@ import math
 import os
 import re
 import tomllib
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,8 +21,12 @@ from durastore.errors import ConfigError
 
 __all__ = [
     "PROJECT_FILE",
+    "Place",
     "StoreOptions",
     "checked_address",
+    "checked_ends",
+    "find_place",
+    "has_unseen_end",
     "option_names",
     "parse_size",
     "resolve_options",
@@ -191,6 +196,25 @@ def checked_address(url: str, *, name: str) -> SplitResult:
     return parts
 
 
+def has_unseen_end(text: str) -> bool:
+    """Whether the first or last character is one that nobody sees."""
+    return any(c.isspace() or unicodedata.category(c) in ("Cc", "Cf") for c in text[:1] + text[-1:])
+
+
+def checked_ends(text: str, *, name: str) -> str:
+    """`text`, unless it begins or ends with what nobody sees: a blank, a line end, a control or formatting character.
+
+    With one the text would name another place than the one it looks like. It is not quoted: it may hold a secret. A
+    name that really ends so can be given with a slash behind it.
+    """
+    if has_unseen_end(text):
+        raise ConfigError(
+            f"{name} begins or ends with a blank or a control character",
+            hint="take it out (a blank inside the quotes, a line end?); a name that does end so takes a / after it",
+        )
+    return text
+
+
 # --- where values come from ----------------------------------------------------------------------------------------
 
 
@@ -309,6 +333,42 @@ def resolve_options(
     return StoreOptions(**values)  # type: ignore[arg-type]  # __post_init__ checks every value's type
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A bucket or a spool root as it was written, and who wrote it."""
+
+    text: str
+    origin: str
+    """Such as `DURASTORE_BUCKET`, or the file."""
+
+
+def find_place(
+    name: str,
+    explicit: str | None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    project_dir: Path | None = None,
+) -> Place | None:
+    """`bucket` or `local` by the same precedence as the options; None where no source names it.
+
+    `ConfigError`, which names the source, where it is empty, no text, or has blanks around it.
+    """
+    if name not in _PLACES:
+        raise ConfigError(f"no place is called {name!r}", hint=f"known: {', '.join(_PLACES)}")
+    if explicit is not None:
+        if not explicit:
+            raise ConfigError(f"--{name} is empty", hint="is it a variable of the shell that is not set?")
+        return Place(text=checked_ends(explicit, name=f"--{name}"), origin=f"--{name}")
+    for origin, layer in reversed(_layers(environ, project_dir)):
+        value = layer.get(name)
+        if value is not None:
+            if not isinstance(value, str) or not value:
+                raise ConfigError(f"{origin}: {name} takes a text, not {value!r}")
+            source = f"{ENV_PREFIX}{name.upper()}" if origin == "environment" else f"{name} of {origin}"
+            return Place(text=checked_ends(value, name=source), origin=source)
+    return None
+
+
 def resolve_place(
     name: str,
     explicit: str | None,
@@ -316,15 +376,6 @@ def resolve_place(
     environ: Mapping[str, str] | None = None,
     project_dir: Path | None = None,
 ) -> str | None:
-    """`bucket` or `local` by the same precedence as the options; None where no source names it."""
-    if name not in _PLACES:
-        raise ConfigError(f"no place is called {name!r}", hint=f"known: {', '.join(_PLACES)}")
-    if explicit is not None:
-        return explicit
-    for origin, layer in reversed(_layers(environ, project_dir)):
-        value = layer.get(name)
-        if value is not None:
-            if not isinstance(value, str) or not value:
-                raise ConfigError(f"{origin}: {name} takes a text, not {value!r}")
-            return value
-    return None
+    """The text alone of `find_place`."""
+    place = find_place(name, explicit, environ=environ, project_dir=project_dir)
+    return place.text if place is not None else None

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from durastore.config import resolve_options, resolve_place
+from durastore.config import resolve_options
 from durastore_cli.exits import EPILOG
-from durastore_cli.options import bucket_option, given, local_option, needed_place, remote_options
+from durastore_cli.options import bucket_option, given, local_option, named_place, needed_place, remote_options
 from durastore_cli.render import print_json, print_lines
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def command(*, local: str | None, bucket: str | None, timeout_s: float | None, a
     report = drain_root(
         Path(needed_place("local", local)),
         options=resolve_options(given(options)),
-        bucket=resolve_place("bucket", bucket),
+        bucket=named_place("bucket", bucket),
         timeout_s=timeout_s,
     )
     if as_json:

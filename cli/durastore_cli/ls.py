@@ -30,8 +30,10 @@ def command(*, id_prefix: str, bucket: str | None, as_json: bool, with_meta: boo
     """
     from durastore.dataset.listing import fetch_listing_of
 
+    if with_meta and not as_json:
+        raise click.UsageError("--meta acts only together with --json")
     with opened_remote(needed_place("bucket", bucket), given(remote)) as (store, prefix):
-        listing = fetch_listing_of(store, prefix, id_prefix=id_prefix, with_meta=with_meta and as_json)
+        listing = fetch_listing_of(store, prefix, id_prefix=id_prefix, with_meta=with_meta)
     if not as_json:
         for ids in listing.ids():
             print_lines(ids)

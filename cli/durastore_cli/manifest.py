@@ -41,6 +41,8 @@ def show(*, bucket: str | None, sample: str | None, is_listing: bool, as_json: b
     from durastore.manifest.view import fetch_view
     from durastore.model import SampleId
 
+    if sample is not None and is_listing:
+        raise click.UsageError("--sample shows one sample, --ids lists all: give one of them")
     with opened_remote(needed_place("bucket", bucket), given(remote)) as (store, prefix):
         snapshot = fetch_present_snapshot(store, prefix)
         view = fetch_view(store, snapshot)
@@ -115,8 +117,12 @@ def compact(*, bucket: str | None, dry_run: bool, as_json: bool, **remote: Any) 
     facts = _compaction_facts(report)
     if as_json:
         print_json(facts)
-    else:
-        print_lines(f"{name}: {value}" for name, value in facts.items())
+        return 0
+    if report.segment is None:
+        del facts["segment"]
+    print_lines(f"{name}: {value}" for name, value in facts.items())
+    if not plan.is_needed:
+        print_lines(["nothing to compact: the manifest is in one piece already"])
     return 0
 
 

@@ -27,7 +27,7 @@ BY_CODE: Mapping[str, str] = MappingProxyType(
         "unsupported-tensor": "convert it to a dtype and layout that safetensors has",
         "sample-exists": "use another id, or another prefix for another run",
         "sample-absent": "`durastore ls` lists the samples that there are",
-        "config": "the command's --help and docs/operations/options.md tell what may be given",
+        "config": "the command's --help tells what may be given",
         "run-mismatch": "use another prefix for another run, or restore the old settings",
         "same-failure-domain": "use a bucket on another disk or machine, or --reclaim never",
         "unsupported-filesystem": "use a directory on a local disk (ext4, xfs, btrfs, ...)",
@@ -77,7 +77,10 @@ _BY_ERRNO: Mapping[int, str] = MappingProxyType(
 
 
 def next_step(exc: BaseException) -> str | None:
-    """The error's own hint, else what the system's error number or the code asks for. None for an unknown exception."""
+    """The error's own hint, else what the system's error number (its own, or its cause's) or the code asks for. None
+    for an unknown exception.
+    """
     if isinstance(exc, DurastoreError):
-        return exc.hint or _BY_ERRNO.get(exc.facts.get("errno") or 0) or BY_CODE[exc.code]
+        cause = exc.__cause__.errno if isinstance(exc.__cause__, OSError) else None
+        return exc.hint or _BY_ERRNO.get(exc.facts.get("errno") or cause or 0) or BY_CODE[exc.code]
     return _BY_ERRNO.get(exc.errno or 0) if isinstance(exc, OSError) else None

@@ -11,10 +11,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from durastore.config import parse_size, resolve_place
+from durastore.config import find_place, parse_size
 from durastore.errors import ConfigError
 
-__all__ = ["REMOTE_NAMES", "SHARE", "SIZE", "bucket_option", "given", "local_option", "needed_place", "remote_options"]
+__all__ = [
+    "REMOTE_NAMES",
+    "SHARE",
+    "SIZE",
+    "bucket_option",
+    "given",
+    "local_option",
+    "named_place",
+    "needed_place",
+    "remote_options",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,6 +57,9 @@ class _Share(_FloatType):
             share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         except ValueError:
             share = -1.0
+        if not text.endswith("%") and share >= 1:  # 1 % was meant at least as often as all of it
+            all_of_it = ", or --deep for all" if param is not None and param.name == "share" else ", or 100% for all"
+            self.fail(f"{value!r} is ambiguous: write {text}% for {text} in a hundred{all_of_it}", param, ctx)
         if not 0 < share <= 1:
             self.fail(f"{value!r} is not a share such as 1% or 0.01", param, ctx)
         return share
@@ -94,7 +107,22 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def needed_place(name: str, value: str | None) -> str:
     """The bucket or spool root from the flag, the environment or a file; `ConfigError` where none names it."""
-    place = resolve_place(name, value)
+    place = named_place(name, value)
     if place is None:
         raise ConfigError(f"--{name} is missing", hint=f"give --{name} or set DURASTORE_{name.upper()}")
     return place
+
+
+def named_place(name: str, value: str | None) -> str | None:
+    """As `needed_place`; None where no source names it. `ConfigError` tells which source names what is no bucket."""
+    place = find_place(name, value)
+    if place is None:
+        return None
+    if name == "bucket":
+        from durastore.objectstore.location import BucketUrl
+
+        try:
+            BucketUrl.parse(place.text)
+        except ConfigError as exc:
+            raise ConfigError(f"{place.origin}: {exc.message}", hint=exc.hint) from exc
+    return place.text

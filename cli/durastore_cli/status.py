@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from durastore.clock import SYSTEM_CLOCK, Stamp
-from durastore.config import resolve_options, resolve_place
+from durastore.config import resolve_options
 from durastore.monitor.words import duration, size
 from durastore_cli.exits import EPILOG
 from durastore_cli.interrupts import until_interrupted
-from durastore_cli.options import bucket_option, given, local_option, needed_place, remote_options
+from durastore_cli.options import bucket_option, given, local_option, named_place, needed_place, remote_options
 from durastore_cli.remote import opened_remote
 from durastore_cli.render import print_json, print_json_lines, print_lines, shown, time_text
 
@@ -51,13 +51,13 @@ def command(
     if watch:
         return _watch(Path(needed_place("local", local)), every_s=every_s, as_json=as_json)
     if failed:
-        place = bucket if bucket is not None or resolve_place("local", local) else resolve_place("bucket", bucket)
+        place = bucket if bucket is not None or named_place("local", local) else named_place("bucket", bucket)
         if place is not None:
             return _show_failed_anywhere(place, remote, as_json=as_json)
         return _show_failed(Path(needed_place("local", local)), as_json=as_json)
     from durastore.store.overview import look_at_store
 
-    place = resolve_place("bucket", bucket)
+    place = named_place("bucket", bucket)
     reserve_bytes = resolve_options(given(remote)).reserve_bytes
     opener = partial(opened_remote, place, given(remote)) if place is not None else None
     report = look_at_store(Path(needed_place("local", local)), bucket=opener)

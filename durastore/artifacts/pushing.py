@@ -34,16 +34,16 @@ from durastore.artifacts.keeping import free_older, freed_fact
 from durastore.artifacts.lists import fetch_list, fetch_newest, publish_list
 from durastore.artifacts.request import PushReport, PushRequest
 from durastore.clock import SYSTEM_CLOCK, Clock
-from durastore.errors import NotVerified, ObjectAbsent, RootMismatch, SpoolUnreadable
+from durastore.errors import NotVerified, ObjectAbsent, RootMismatch, SpoolUnreadable, StoreMissing
 from durastore.formats.artifact_list import ArtifactFile, ArtifactList, ArtifactName, ListRef, parse_list_key
 from durastore.formats.spool_root import ROOT_MARKER_NAME
 from durastore.fsio.identity import FileIdentity
-from durastore.manifest.marker_store import ensure_marker
+from durastore.manifest.marker_store import ensure_marker, fetch_marker
 from durastore.model import Digest, ObjectKey, SampleId
 from durastore.objectstore.port import ObjectReader, ObjectStore
 from durastore.observe.events import LOGGER, Observer
 from durastore.reconcile.folder_apply import take_back
-from durastore.reconcile.remote import check_known_id
+from durastore.reconcile.remote import FOLDER_HINT, check_known_id
 from durastore.reconcile.run import refuse_overlap
 from durastore.reconcile.session import Session, opened_session
 from durastore.spool.records import FACT_STORE_ID, PackRecord
@@ -130,8 +130,11 @@ class _Push:
     def _verifier(self) -> Verifier:
         """The bucket is the one that this folder was sent to before, and stays it."""
         session, journal = self._session, self._place.spool.journal
+        known, what = journal.get_fact(FACT_STORE_ID), str(self._place.folder.path)
+        if known is not None and fetch_marker(session.objects, session.prefix) is None:  # none is made by a slip
+            raise StoreMissing(f"there is no durastore at this prefix, and {what} was sent to one", hint=FOLDER_HINT)
         marker = ensure_marker(session.objects, session.prefix, run=None, clock=session.clock)
-        check_known_id(marker.store_id, journal.get_fact(FACT_STORE_ID), what=str(self._place.folder.path))
+        check_known_id(marker.store_id, known, what=what, hint=FOLDER_HINT)
         journal.set_fact(FACT_STORE_ID, marker.store_id)
         verifier = session.verifier(marker.store_id)
         verifier.check_bucket()

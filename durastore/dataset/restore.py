@@ -79,21 +79,21 @@ class RestoreReport:
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 where some samples failed; the failure's own if it was the only sample asked for."""
-        if not self.failed:
-            return 0
-        is_only_one = len(self.failed) == 1 and not self.written + self.present
-        return self.failed[0].error.exit_code if is_only_one else 3
+        """0, or 3 where a sample that was asked for could not be had, however many were; `failed` tells why."""
+        return 3 if self.failed else 0
 
 
 def load_ids(path: Path) -> list[str]:
-    """One id a line, empty lines left out. `ConfigError` where the file cannot be read as UTF-8."""
+    """One id a line, empty lines left out. `ConfigError` where the file cannot be read as UTF-8, or names none."""
     try:
         if path.stat().st_size > _MAX_IDS_BYTES:
             raise ConfigError(f"{path} is larger than 4 GiB")
-        return [line for line in path.read_text(encoding="utf-8").split("\n") if line]
+        ids = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"the list of ids {path} cannot be read: {exc}") from exc
+    if not ids:  # no success: the step that writes it may have failed
+        raise ConfigError(f"the list of ids {path} names no sample", hint="did the step that writes it end well?")
+    return ids
 
 
 def restore_samples(

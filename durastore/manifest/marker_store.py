@@ -127,7 +127,7 @@ def check_run(marker: Marker, run: Run | None, *, prefix: str) -> None:
     more = [f"... and {len(lines) - _SHOWN_KEYS} more"] if len(lines) > _SHOWN_KEYS else []
     shown = "\n".join(f"  {line}" for line in [*lines[:_SHOWN_KEYS], *more])
     raise RunMismatch(
-        f"{prefix or 'this bucket'} already holds another run (old -> new):\n{shown}",
+        f"{f'prefix {prefix}' if prefix else 'this bucket'} already holds another run (old -> new):\n{shown}",
         hint="use another prefix for another run, or restore the old settings",
         differences=lines[:_SHOWN_KEYS],
     )

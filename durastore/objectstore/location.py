@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote_to_bytes
 
-from durastore.config import StoreOptions, checked_address
+from durastore.config import StoreOptions, checked_address, checked_ends, has_unseen_end
 from durastore.errors import ConfigError, InvalidInput
 from durastore.model import ObjectKey
 from durastore.objectstore.port import ObjectStore
@@ -42,10 +43,11 @@ class BucketUrl:
         """`s3://bucket[/prefix]`, a bare bucket name, `file:///path`, `/path`, `./path`, `memory://name[/prefix]`.
 
         A `Path` is a directory, however it is written. `ConfigError` on anything else. Does no I/O: a relative path is
-        resolved against the working directory by name.
+        resolved against the working directory by name. A blank at an end is refused, unless a slash follows it.
         """
         if not isinstance(text, str):
             return cls(kind="file", bucket=_checked_path(os.fspath(text)))
+        checked_ends(text, name="the bucket's address")
         scheme, mark, rest = text.partition("://")
         if not mark:
             return _parse_plain(text)
@@ -65,7 +67,8 @@ class BucketUrl:
         """The URL that parses to this value."""
         if self.kind == "file":
             return Path(self.bucket).as_uri()
-        return f"{self.kind}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
+        slash = "/" if has_unseen_end(self.prefix[-1:]) else ""  # without it `parse` takes the blank for a slip
+        return f"{self.kind}://{self.bucket}" + (f"/{self.prefix}{slash}" if self.prefix else "")
 
     def __str__(self) -> str:
         return self.render()
@@ -75,7 +78,8 @@ def _parse_plain(text: str) -> BucketUrl:
     if text.startswith(("/", "./", "../")) or text in (".", ".."):
         return BucketUrl(kind="file", bucket=_checked_path(text))
     if "/" in text:
-        raise ConfigError("neither a bucket name nor a path", hint=_HINT)  # not quoted: it may hold a secret
+        slip = "s3: takes two slashes:" if text.startswith("s3:") else "did you forget the s3:// in front?"
+        raise ConfigError("neither a bucket name nor a path", hint=f"{slip} {_HINT}")  # not quoted: maybe a secret
     return BucketUrl(kind="s3", bucket=_checked_bucket(text))
 
 
@@ -88,6 +92,8 @@ def _checked_bucket(name: str) -> str:
 def _checked_prefix(prefix: str) -> str:
     prefix = prefix.removesuffix("/")
     if prefix:
+        if any(unicodedata.category(c) == "Cc" for c in prefix):
+            raise ConfigError("the prefix holds a control character", hint="take it out: a line end, a tab?")
         try:
             ObjectKey(prefix)
         except InvalidInput as exc:

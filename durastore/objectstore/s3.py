@@ -10,8 +10,9 @@ import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-from durastore.errors import AmbiguousWrite, RequestRefused, UnknownAnswer
+from durastore.errors import AmbiguousWrite, BucketMissing, ObjectAbsent, RequestRefused, UnknownAnswer
 from durastore.model import ObjectKey
 from durastore.objectstore.classify import classify
 from durastore.objectstore.columns import ColumnListing
@@ -25,6 +26,8 @@ from durastore.objectstore.s3_list import fetch_folder, open_columns, open_listi
 from durastore.objectstore.s3_read import S3Reader, server_time_of
 
 __all__ = ["S3Store"]
+
+_ENDPOINT_HINT = "endpoint_url is given without the bucket, in its path as in its host: http(s)://host[:port]"
 
 
 class S3Store:
@@ -59,7 +62,13 @@ class S3Store:
         try:
             self._client().list_objects_v2(Bucket=self._bucket, MaxKeys=1)
         except Exception as exc:
-            raise classify(exc, write=False, what=f"looking at bucket {self._bucket}") from exc
+            what = f"looking at bucket {self._bucket}"
+            error = classify(exc, write=False, what=what)
+            if isinstance(error, ObjectAbsent):  # the path named an object: it had one part too many
+                raise BucketMissing(f"{what}: the endpoint looked for an object", hint=_ENDPOINT_HINT) from exc
+            if isinstance(error, BucketMissing) and urlsplit(self._connector.endpoint_url()).path.strip("/"):
+                error.hint = f"{_ENDPOINT_HINT}; durastore never creates a bucket"
+            raise error from exc
 
     def head(self, key: ObjectKey) -> ObjectStat:
         return self._reader.head(key)

@@ -29,6 +29,7 @@ from durastore.reconcile.folder import FolderFacts
 from durastore.reconcile.hashing import look_into
 from durastore.reconcile.local import LocalInventory, OddEntry, Texts, load_local, texts
 from durastore.reconcile.remote import (
+    FOLDER_HINT,
     KnownKeys,
     ManifestLook,
     RemoteLook,
@@ -79,9 +80,9 @@ def look_at_folder(session: Session, folder: Folder, *, is_hashing: bool = False
         if local.is_empty and private is None:
             raise _unmounted(folder, first)
         if first.store_id is None:  # a new prefix, or the wrong one: nothing is hashed before that is known
-            check_store_id(listing.result(), store_id, what=str(folder.path))
+            check_store_id(listing.result(), store_id, what=str(folder.path), hint=FOLDER_HINT)
         else:
-            check_known_id(first.store_id, store_id, what=str(folder.path))
+            check_known_id(first.store_id, store_id, what=str(folder.path), hint=FOLDER_HINT)
         # hashing may take hours: it runs beside the listing, and ends with it where that fails
         rule = _rule(session, is_hashing=is_hashing, heed=lambda: _raise_early(listing))
         seen = _compared(folder, local, first=first, private=private, rule=rule)

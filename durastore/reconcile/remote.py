@@ -26,6 +26,7 @@ from durastore.reconcile.local import Texts, texts
 from durastore.reconcile.missing import MissingKeys, look_for
 
 __all__ = [
+    "FOLDER_HINT",
     "KnownKeys",
     "ManifestLook",
     "RemoteLook",
@@ -155,7 +156,14 @@ def _list_objects(store: ObjectStore, prefix: str, *, manifest: ManifestFacts) -
     return KeyTable(keys=keys, sizes=np.concatenate([table.sizes for table in filled])), None
 
 
-def check_store_id(look: RemoteLook, known: str | None, *, what: str) -> None:
+_SPOOL_HINT = "check --local and --bucket; where the bucket was made anew, opening the spool sends everything again"
+FOLDER_HINT = (
+    "a folder keeps to the durastore that it was first sent to: give that --bucket, with its prefix; "
+    "for another one take a copy of the folder's files in a new folder"
+)
+
+
+def check_store_id(look: RemoteLook, known: str | None, *, what: str, hint: str = _SPOOL_HINT) -> None:
     """`InventoryIncomplete` where the bucket is not the one that `what` was filled for: its proofs are void, and no
     plan may rest on them (case B164). `StoreMissing` where nothing is there and something is expected.
     """
@@ -165,15 +173,12 @@ def check_store_id(look: RemoteLook, known: str | None, *, what: str) -> None:
             hint="check bucket and prefix; nothing was changed",
         )
     if look.store_id is not None:
-        check_known_id(look.store_id, known, what=what)
+        check_known_id(look.store_id, known, what=what, hint=hint)
     elif known is not None:
         raise StoreMissing(f"there is no durastore, and {what} was filled for one", hint="check bucket and prefix")
 
 
-def check_known_id(store_id: str, known: str | None, *, what: str) -> None:
+def check_known_id(store_id: str, known: str | None, *, what: str, hint: str = _SPOOL_HINT) -> None:
     """`InventoryIncomplete` where `what` was filled for another durastore than `store_id`."""
     if known is not None and known != store_id:
-        raise InventoryIncomplete(
-            f"{what} belongs to another durastore than the one at this prefix",
-            hint="check --local and --bucket; where the bucket was made anew, opening the spool sends everything again",
-        )
+        raise InventoryIncomplete(f"{what} belongs to another durastore than the one at this prefix", hint=hint)

@@ -8,6 +8,7 @@ never unlink.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 
@@ -40,12 +41,12 @@ from durastore.model import Evidence, PackState, WriterId
 from durastore.spool.journal import Journal, PackRecord
 from durastore.spool.journal_file import set_aside
 from durastore.spool.pack_bytes import is_sealed_content
-from durastore.spool.records import FACT_PREFIX, WITHOUT_FILE
+from durastore.spool.records import FACT_PREFIX, FACT_URL, WITHOUT_FILE
 from durastore.spool.recovery import RecoveryReport, recover_spool
 from durastore.spool.root import SpoolRoot
 from durastore.spool.salvage import Place, SalvageReport, salvage_pack
 
-__all__ = ["Spool", "claim_idle_siblings", "find_locked", "spool_numbers"]
+__all__ = ["Spool", "claim_idle_siblings", "find_locked", "how_to_empty", "spool_numbers"]
 
 _BALLAST_BYTES = 32 << 20
 
@@ -123,7 +124,7 @@ class Spool:
             if left:
                 raise ConfigError(
                     f"spool {self.path} still holds {len(left)} packs for prefix {known!r}, not {prefix!r}",
-                    hint="open that prefix with this spool first, or use another --local",
+                    hint=how_to_empty(self.root.path, url=self.journal.get_fact(FACT_URL)),
                 )
         if known != prefix:
             self.journal.set_fact(FACT_PREFIX, prefix)
@@ -243,6 +244,13 @@ class Spool:
             writer=self.writer,
             prefix=self.prefix,
         )
+
+
+def how_to_empty(root: str | os.PathLike[str], *, url: str | None) -> str:
+    """What to type before a spool root can be used for another bucket or prefix than `url`, its own."""
+    words = ["durastore", "drain", "--local", os.fspath(root), *(["--bucket", url] if url is not None else [])]
+    command = shlex.join([*words, "--reclaim", "eager"])
+    return f"use another --local; or bring these to their own bucket and free them first: {command}"
 
 
 def claim_idle_siblings(root: SpoolRoot, *, clock: Clock) -> list[Spool]:

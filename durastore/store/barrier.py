@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 
 from durastore.errors import PackFailed, StoreClosed
 from durastore.model import Evidence, PackState, SampleId
+from durastore.observe.events import LOGGER
 from durastore.store.lane import Lane
 from durastore.store.membership import Membership
 from durastore.store.services import Services
-from durastore.store.waiting import describe_wait
+from durastore.store.waiting import describe_settling, describe_wait
 
 __all__ = ["Barrier"]
 
@@ -44,6 +45,11 @@ class Barrier:
         `PackFailed` where nothing is reclaimed any more.
         """
         if self._services.options.reclaim != "never":
+            services = self._services
+            settle_s = services.options.settle_s
+            settling = describe_settling(self._lanes, settle_s=settle_s, now=services.clock.stamp())
+            if settling is not None and services.verifier.distrust is None:
+                LOGGER.info("%s", settling)  # minutes in which nothing else is said
             self._wait_until(self._is_drained, timeout_s, draining=True, what="drain")
 
     def evidence_of(self, lane: Lane, sample_id: SampleId, *, pack_id: int, timeout_s: float | None) -> Evidence:

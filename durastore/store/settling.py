@@ -15,7 +15,7 @@ from durastore.model import Evidence, ObjectKey, PackState, WriterId
 from durastore.observe.events import LOGGER
 from durastore.spool.journal import PackRecord
 from durastore.spool.records import FACT_OLDER, FACT_STORE_ID, FACT_URL
-from durastore.spool.spool import Spool
+from durastore.spool.spool import Spool, how_to_empty
 from durastore.store.made_again import drop_made_again, fetch_tombstones, move_buried, settle_doubtful
 from durastore.store.segmenter import bury
 from durastore.store.services import Services
@@ -79,7 +79,7 @@ class Settling:
             if left and known_url != self._url:
                 raise ConfigError(
                     f"spool {spool.path} still holds {len(left)} packs for {known_url}",
-                    hint="open that bucket with this spool first, or use another --local",
+                    hint=how_to_empty(spool.root.path, url=known_url),
                 )
             LOGGER.error("the bucket at %s is not the one this spool knew: every proof is void", self._url)
             self._void(spool, "the bucket was re-created")

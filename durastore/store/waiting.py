@@ -6,11 +6,14 @@ Duty: words for the message of a timeout, and of a put that waits. Pure besides 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
+from durastore.clock import Stamp
 from durastore.config import StoreOptions
 from durastore.store.lane import Lane
+from durastore.verify.guards import settle_age_s
 
-__all__ = ["PipelineWords", "describe_wait"]
+__all__ = ["PipelineWords", "describe_settling", "describe_wait"]
 
 
 def describe_wait(lanes: Sequence[Lane], *, draining: bool, settle_s: float) -> str:
@@ -26,6 +29,20 @@ def describe_wait(lanes: Sequence[Lane], *, draining: bool, settle_s: float) -> 
     if troubles and unmanifested:
         parts.append(f"last trouble: {troubles[-1]}")
     return "; ".join([*parts, "local files are kept"])
+
+
+def describe_settling(lanes: Sequence[Lane], *, settle_s: float, now: Stamp) -> str | None:
+    """How long the youngest proven pack still waits before its file may go, and until when; None where none waits."""
+    packs = [record for lane in lanes for record in lane.unreclaimed()]
+    ages = [settle_age_s(record, record.evidence, now=now) or 0.0 for record in packs]
+    left_s = settle_s - min(ages, default=settle_s)
+    if left_s < 1:
+        return None
+    until = datetime.fromtimestamp(now.wall_ns / 1e9 + left_s, tz=UTC).isoformat(timespec="seconds")
+    return (
+        f"{len(packs)} proven packs wait to be freed, each at least settle_s={settle_s:g} s after its upload: "
+        f"the last one {left_s:.0f} s from now, at {until}; they are safe in the bucket, so this may be interrupted"
+    )
 
 
 class PipelineWords:

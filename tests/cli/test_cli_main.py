@@ -167,11 +167,23 @@ def test_the_version_is_the_library_s(capsys: pytest.CaptureFixture[str]) -> Non
         (["verify"], "--bucket"),
         (["verify", "--sample", "101%", "--bucket", "b"], "not a share"),
         (["verify", "--sample", "nan", "--bucket", "b"], "not a share"),
+        (["verify", "--sample", "1", "--bucket", "b"], "write 1% for 1 in a hundred, or --deep for all"),
+        (["verify", "--sample", "5.0", "--bucket", "b"], "write 5.0% for"),
+        (["extract", "x", "--model", "m", "--layers", "1", "--audit", "1"], "write 1% for 1 in a hundred, or 100%"),
+        (["ls", "--bucket", "s3://b/run "], "--bucket begins or ends with a blank"),
+        (["drain", "--local", "/nvme/spool\n"], "--local begins or ends with a blank"),
+        (["status", "--local", ""], "--local is empty"),
+        (["ls", "--bucket", "b", "--meta"], "together with --json"),
+        (["manifest", "show", "--bucket", "b", "--sample", "x", "--ids"], "give one of them"),
+        (["ls", "--bucket", "bucket/run"], "did you forget the s3:// in front?"),
+        (["ls", "--bucket", "s3:/bucket/run"], "s3: takes two slashes"),
         (["verify", "--deep", "--sample", "1%", "--bucket", "b"], "leave out --sample"),
         (["get", "--out", "x", "--bucket", "b"], "in one way"),
         (["get", "a", "--all", "--out", "x", "--bucket", "b"], "in one way"),
         (["get", "a", "--bucket", "b"], "--out"),
         (["get", "--ids", "/nothing/here", "--out", "x", "--bucket", "b"], "cannot be read"),
+        (["get", "--ids", "/nothing/here", "--out", "x", "--bucket", "b"], "hint: check the path"),
+        (["get", "--ids", "/dev/null", "--out", "x", "--bucket", "b"], "names no sample"),
     ],
 )
 def test_wrong_usage_is_2_and_on_stderr(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,3 +271,18 @@ def test_the_environment_names_the_root(
     monkeypatch.setenv("DURASTORE_LOCAL", str(tmp_path))
     assert run(["stop"]) == 0
     assert capsys.readouterr().out == "no process holds a spool of this root\n"
+
+
+@pytest.mark.parametrize("written", ["variable", "file"])
+def test_a_wrong_bucket_is_named_by_its_source_and_not_quoted(
+    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if written == "variable":
+        monkeypatch.setenv("DURASTORE_BUCKET", "hunter2/run")
+    else:
+        (tmp_path / "durastore.toml").write_text('bucket = "hunter2/run"')
+    assert run(["drain", "--local", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert {"variable": "DURASTORE_BUCKET: neither", "file": f"{tmp_path / 'durastore.toml'}: neither"}[written] in err
+    assert "hunter2" not in err

@@ -39,7 +39,10 @@ def test_compacting_adds_one_segment_and_changes_no_sample(tmp_path: Path, capsy
         assert dataset.ids == ["s0", "s1", "s2"]
         assert all(int(dataset[at].tensors["x"][0]) == at for at in range(3))
     assert run(["manifest", "compact", "--bucket", str(bucket)]) == 0
-    assert "segments_covered: 0" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "segments_covered: 0" in out
+    assert "nothing to compact" in out
+    assert "None" not in out
     assert len(_segments(bucket)) == 4
 
 

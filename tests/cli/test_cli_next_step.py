@@ -12,13 +12,18 @@ import pytest
 
 import durastore
 from durastore import errors
-from durastore.errors import DiskFailed, DurastoreError, SampleAbsent, UnknownAnswer
+from durastore.errors import ConfigError, DiskFailed, DurastoreError, SampleAbsent, UnknownAnswer
 from durastore.objectstore.retrying import RetryPolicy
 from durastore.testing.strict_s3 import Lie, Rule, StrictS3
 from durastore_cli import main as main_module
 from durastore_cli.main import COMMANDS, run
 from durastore_cli.next_step import BY_CODE, next_step
 from tests.architecture.source_tree import REPO
+
+
+def caused(error: DurastoreError, cause: Exception) -> DurastoreError:
+    error.__cause__ = cause
+    return error
 
 
 def test_every_error_code_has_a_next_step_that_exists() -> None:
@@ -37,6 +42,9 @@ def test_every_error_code_has_a_next_step_that_exists() -> None:
         (DiskFailed("x", errno=errno.ENOSPC), "free some space"),
         (DiskFailed("x", errno=errno.EACCES), "owner and mode"),
         (DiskFailed("x"), BY_CODE["disk"]),
+        (caused(ConfigError("x"), FileNotFoundError(errno.ENOENT, "No such file", "/a")), "check the path"),
+        (caused(ConfigError("x"), ValueError("y")), BY_CODE["config"]),
+        (caused(ConfigError("x", hint="its own"), FileNotFoundError(errno.ENOENT, "z")), "its own"),
         (PermissionError(errno.EACCES, "Permission denied", "/a"), "owner and mode"),
         (OSError(errno.EROFS, "Read-only file system", "/a"), "read-only"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 
 import durastore
 from durastore.demo.seaweed import SeaweedServer
+from durastore.errors import ConfigError
 from durastore_cli.main import run
 
 ROOT = Path(__file__).parents[2]
@@ -117,6 +120,16 @@ def test_eager_waits_until_the_files_are_gone(
     assert report_of(capsys)["spools"] == []
 
 
+def test_eager_says_how_long_it_waits(
+    start: Start, bucket: str, where: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kill(start(f"s3://{bucket}/p", 0))
+    assert run(["drain", *where]) == 0
+    assert run(["drain", *where, "--reclaim", "eager", "--settle", "9000", "--timeout", "1"]) == 13
+    err = capsys.readouterr().err
+    assert re.search(r"settle_s=9000 s after its upload: the last one [89]\d\d\d s from now, at 20\d\d-", err), err
+
+
 def test_a_live_extractor_keeps_its_spool(
     start: Start, seaweed: SeaweedServer, bucket: str, where: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,3 +189,17 @@ def test_a_root_that_is_none_is_not_made_one(tmp_path: Path, capsys: pytest.Capt
     assert run(["status", "--local", str(tmp_path / "absent")]) == 10
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().out == ""
+
+
+def test_a_spool_of_another_prefix_names_what_to_type(
+    start: Start, seaweed: SeaweedServer, bucket: str, where: list[str], tmp_path: Path
+) -> None:
+    kill(start(f"s3://{bucket}/one", 0))
+    options: Any = {"local": tmp_path / "spool", "endpoint_url": seaweed.endpoint_url}
+    with pytest.raises(ConfigError, match="still holds") as caught:
+        durastore.open(f"s3://{bucket}/two", run={"model": "m", "layers": [2, 15]}, **options)
+    hint = str(caught.value.hint)
+    command = shlex.split(hint[hint.index("durastore drain ") :])
+    assert run([*command[1:], *where[2:], "--settle", "0"]) == 0
+    with durastore.open(f"s3://{bucket}/two", run={"model": "m", "layers": [2, 15]}, **options) as store:
+        assert store.status().local_bytes == 0

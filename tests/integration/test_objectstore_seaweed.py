@@ -205,3 +205,17 @@ def test_other_ways_to_send_a_body(seaweed: SeaweedServer, bucket: str, aws_env:
     store.complete_upload(ObjectKey("m"), upload_id, parts=[part], size_bytes=5_000, crc64nvme=crc64nvme_b64(body))
     assert store.fetch(KEY) == store.fetch(ObjectKey("m")) == body
     store.close()
+
+
+@pytest.mark.parametrize("named", ["with-bucket", "with-another"])
+def test_an_endpoint_that_names_the_bucket_is_told_so(
+    seaweed: SeaweedServer, bucket: str, named: str, aws_env: dict[str, str]
+) -> None:
+    del aws_env
+    path = bucket if named == "with-bucket" else "no-such-bucket"
+    options = S3Options(endpoint_url=f"{seaweed.endpoint_url}/{path}", region=seaweed.region)
+    store = open_object_store(BucketUrl.parse(f"s3://{bucket}"), s3=options)
+    with pytest.raises(errors.BucketMissing) as caught:
+        store.check_bucket()
+    assert "without the bucket" in str(caught.value.hint)
+    store.close()

@@ -90,14 +90,14 @@ FOREIGN: tuple[Mutant, ...] = (
         "other-bucket-planned-on",
         "bucket marker as recorded",
         file="durastore/reconcile/folder_look.py",
-        before="            check_known_id(first.store_id, store_id, what=str(folder.path))\n",
+        before="            check_known_id(first.store_id, store_id, what=str(folder.path), hint=FOLDER_HINT)\n",
         after="            pass\n",
     ),
     _folder(
         "no-marker-planned-on",
         "bucket marker as recorded",
         file="durastore/reconcile/folder_look.py",
-        before="            check_store_id(listing.result(), store_id, what=str(folder.path))\n",
+        before="            check_store_id(listing.result(), store_id, what=str(folder.path), hint=FOLDER_HINT)\n",
         after="            pass\n",
     ),
     Mutant(

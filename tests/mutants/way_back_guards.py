@@ -162,10 +162,7 @@ WAY_BACK: tuple[Mutant, ...] = (
         f"{_ARTIFACTS}::test_another_bucket_than_before_is_refused",
         file=_PUSHING,
         edit=(
-            (
-                "        check_known_id(marker.store_id, journal.get_fact(FACT_STORE_ID),"
-                " what=str(self._place.folder.path))\n"
-            ),
+            "        check_known_id(marker.store_id, known, what=what, hint=FOLDER_HINT)\n",
             "",
         ),
     ),

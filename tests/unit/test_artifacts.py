@@ -31,6 +31,7 @@ from durastore.errors import (
     StoreMissing,
 )
 from durastore.formats.artifact_list import ArtifactFile, ArtifactList, ArtifactName, area_of, parse_list_key
+from durastore.manifest.marker_store import ensure_marker, fetch_marker
 from durastore.model import Digest, ObjectKey, SampleId
 from durastore.testing.faulty import Fault, FaultRule
 from tests.unit.artifact_lab import PREFIX, ArtifactLab
@@ -281,8 +282,15 @@ def test_another_bucket_than_before_is_refused(lab: ArtifactLab) -> None:
     # case B164
     lab.push()
     other = ArtifactLab(lab.folder)
-    with pytest.raises(InventoryIncomplete, match="another durastore"):
+    with pytest.raises(StoreMissing, match="sent to one") as empty:
         other.push()
+    assert fetch_marker(other.objects, area_of(PREFIX)) is None, "a slip makes no store"
+    ensure_marker(other.objects, area_of(PREFIX), run=None, clock=other.clock)
+    with pytest.raises(InventoryIncomplete, match="another durastore") as filled:
+        other.push()
+    for told in (empty, filled):
+        assert "a folder keeps to the durastore" in str(told.value.hint)
+        assert "--local" not in str(told.value.hint)
 
 
 # --- keep_last -----------------------------------------------------------------------------------------------------

@@ -199,9 +199,19 @@ def test_bom_crlf_blank_and_missing_last_newline(tmp_path: Path) -> None:
     assert [(row.line, row.sample_id.text) for row in rows] == [(1, "a"), (3, "b")]
 
 
-def test_an_empty_file_has_no_inputs(tmp_path: Path) -> None:
-    survey = survey_input(_file(tmp_path))
-    assert (survey.rows, survey.inputs, list(read_selected(survey))) == (0, 0, [])
+@pytest.mark.parametrize("text", ["", "\n  \n"])
+def test_an_empty_file_is_no_success(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "input.jsonl"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match="holds no rows") as caught:
+        survey_input(path)
+    assert caught.value.exit_code == 2
+
+
+def test_a_folder_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="is a folder") as caught:
+        survey_input(tmp_path)
+    assert "pipe" not in str(caught.value.hint)
 
 
 def test_a_limit_takes_the_first_rows_only(tmp_path: Path) -> None:

@@ -202,6 +202,7 @@ def test_another_run_is_refused_with_the_old_and_new_value_of_each_key() -> None
         "norm: (absent) -> true",
     ]
     assert 'model.name: "a" -> "b"' in str(caught.value)
+    assert caught.value.message.startswith(f"prefix {PREFIX} already holds another run")
     assert store.fetch(KEY) == _marker("a")
 
 
