@@ -135,7 +135,7 @@ class SeaweedServer:
         except BaseException:  # no server, no lock: also after Ctrl-C
             if server is not None:
                 server._end_process()
-            os.close(lock_fd)
+            _unlock(lock_fd)
             raise
 
     @property
@@ -193,7 +193,7 @@ class SeaweedServer:
             self._client.close()
             self._client = None
         fd, self._lock_fd = self._lock_fd, -1
-        os.close(fd)
+        _unlock(fd)
 
     def __enter__(self) -> Self:
         return self
@@ -260,6 +260,14 @@ def _lock(folder: Path) -> int:
             message = f"the S3 server of {folder} still runs (started by process {pids})"
             raise SpoolLocked(message, hint="stop it first, or use it") from None
         return fd
+
+
+def _unlock(fd: int) -> None:
+    """To be called when the server is gone. Named, not left to the close: a child forked meanwhile has a copy, too."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        os.close(fd)
 
 
 def _ensure_identity(folder: Path) -> _Identity:

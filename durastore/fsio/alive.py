@@ -10,25 +10,31 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from durastore.errors import ConfigError, DiskFailed
+from durastore.fsio.forks import FORKING, note_holder
 from durastore.fsio.lock import FLOCK
 
 __all__ = ["PresenceFile"]
 
 
 class PresenceFile:
-    """An open file whose bytes stand for processes. Not inherited: a child opens its own."""
+    """An open file whose bytes stand for processes. A forked child has none of them, and opens its own."""
 
     def __init__(self, path: Path) -> None:
         if not hasattr(fcntl, "F_OFD_SETLK"):
             raise ConfigError("several workers need Linux's open-file-description locks", hint="run without --workers")
         self.path = path
-        try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as exc:
-            raise DiskFailed(f"opening {path}: {exc.strerror}", errno=exc.errno) from exc
+        self._pid = os.getpid()
+        self._fd = -1
+        with FORKING:
+            try:
+                self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except OSError as exc:
+                raise DiskFailed(f"opening {path}: {exc.strerror}", errno=exc.errno) from exc
+            note_holder(self)
 
     def hold(self, number: int) -> None:
         """Lock byte `number` until `close` or the end of the process. `ConfigError` if another holds it."""
@@ -49,7 +55,15 @@ class PresenceFile:
         return bool(FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
     def close(self) -> None:
-        """Let go of the bytes. Safe to repeat."""
+        """Let go of the bytes. In a forked child only its copy is closed. Safe to repeat."""
+        with FORKING:
+            if self._fd >= 0 and os.getpid() == self._pid:
+                with suppress(OSError):  # named, not left to the close, as in `FlockedFile.close`; 0: to the end
+                    fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+            self.leave_to_parent()
+
+    def leave_to_parent(self) -> None:
+        """See `Holder`."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)

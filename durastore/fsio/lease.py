@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from durastore.fsio.folder import Folder
+from durastore.fsio.forks import FORKING
 
 __all__ = ["NotLeased", "check_leased", "has_writer", "leased", "writers_among"]
 
@@ -79,7 +80,8 @@ def writers_among(folder: Folder, names: Iterable[str]) -> list[str]:
     is a link by now, is not among them.
 
     Four calls a file, and nothing beside them: of a look at a large folder this is the dearest part. Each lease ends
-    with the descriptor that it is on, which nobody else has.
+    with the descriptor that it is on, which nobody else has: a child that is forked in between would keep it, and
+    whoever writes to the file next would wait for the kernel to break it.
     """
     if _SETLEASE is None:
         return []
@@ -87,16 +89,17 @@ def writers_among(folder: Folder, names: Iterable[str]) -> list[str]:
     set_lease, urgent, read = _SETLEASE, int(signal.SIGURG), fcntl.F_RDLCK
     found = []
     for name in names:
-        try:
-            fd = opened(name, flags, dir_fd=at)
-        except OSError:
-            continue
-        try:
-            asked(fd, _SETSIG, urgent)
-            asked(fd, set_lease, read)
-        except OSError as exc:
-            if exc.errno == _WRITER_ERRNO:
-                found.append(name)
-        finally:
-            closed(fd)
+        with FORKING:
+            try:
+                fd = opened(name, flags, dir_fd=at)
+            except OSError:
+                continue
+            try:
+                asked(fd, _SETSIG, urgent)
+                asked(fd, set_lease, read)
+            except OSError as exc:
+                if exc.errno == _WRITER_ERRNO:
+                    found.append(name)
+            finally:
+                closed(fd)
     return found

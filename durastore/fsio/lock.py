@@ -1,4 +1,6 @@
-"""Who owns a spool: only the kernel's flock says so, and it says so until the last holder is gone.
+"""Who owns a spool: only the kernel's flock says so, until the owner lets go of it or is gone.
+
+A child that the owner forks has no part in it, and cannot take it away: see `forks`.
 
 A process id in a file is text for people. Must never break or steal a lock.
 """
@@ -9,10 +11,12 @@ import errno
 import fcntl
 import os
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 from durastore.errors import DiskFailed
 from durastore.fsio.folder import Folder
+from durastore.fsio.forks import FORKING, note_holder
 from durastore.fsio.publish import write_all
 from durastore.fsio.sys import SYS
 
@@ -25,56 +29,49 @@ FLOCK = struct.Struct("hhqqi4x")
 class FlockedFile:
     """An exclusive flock on a file that stays where it is for ever (removing a lock file would fork the lock)."""
 
-    __slots__ = ("_fd", "_pid", "path")
+    __slots__ = ("__weakref__", "_fd", "_pid", "path")
 
     def __init__(self, fd: int, path: Path) -> None:
         self._fd = fd
         self._pid = os.getpid()
         self.path = path
+        note_holder(self)
 
     @classmethod
     def try_lock(cls, folder: Folder, name: str) -> FlockedFile | None:
         """The lock, or None if another open file description holds it. `DiskFailed` where flock does not work."""
         path = folder.path / name
-        try:
-            fd = SYS.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode=0o600, dir_fd=folder.fd)
-        except OSError as exc:
-            raise DiskFailed(f"opening lock {path}: {exc.strerror}", errno=exc.errno) from exc
-        try:
-            is_ours = _flocked(fd, fcntl.LOCK_EX, path=path)
-        except BaseException:
-            SYS.close(fd)
-            raise
-        if not is_ours:
-            SYS.close(fd)
-            return None
-        return cls(fd, path)
+        with FORKING:
+            try:
+                fd = SYS.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode=0o600, dir_fd=folder.fd)
+            except OSError as exc:
+                raise DiskFailed(f"opening lock {path}: {exc.strerror}", errno=exc.errno) from exc
+            return cls._locked(fd, path, kind=fcntl.LOCK_EX)
 
     @classmethod
     def try_lock_folder(cls, folder: Folder) -> FlockedFile | None:
         """The lock of the folder itself, for which nothing is written in it; None and `DiskFailed` as `try_lock`."""
-        own = folder.again()
-        try:
-            is_ours = _flocked(own.fd, fcntl.LOCK_EX, path=folder.path)
-            lock = cls(os.dup(own.fd), folder.path) if is_ours else None
-        finally:
-            own.close()  # the lock stays with the duplicate: it belongs to the open file
-        return lock
+        with FORKING, folder.again() as own:
+            # the duplicate keeps the lock when `own` is closed: it belongs to the open file
+            return cls._locked(os.dup(own.fd), folder.path, kind=fcntl.LOCK_EX)
 
     @classmethod
     def try_lock_existing(cls, folder: Folder, name: str, *, is_shared: bool = False) -> FlockedFile | None:
         """The lock of a file that is there, opened for reading only. FileNotFoundError; else as `try_lock`."""
-        path = folder.path / name
-        fd = folder.open_read(name)
+        with FORKING:
+            fd = folder.open_read(name)
+            return cls._locked(fd, folder.path / name, kind=fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX)
+
+    @classmethod
+    def _locked(cls, fd: int, path: Path, *, kind: int) -> FlockedFile | None:
+        """`fd` belongs to the lock, or is closed."""
+        is_ours = False
         try:
-            is_ours = _flocked(fd, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX, path=path)
-        except BaseException:
-            os.close(fd)
-            raise
-        if not is_ours:
-            os.close(fd)
-            return None
-        return cls(fd, path)
+            is_ours = _flocked(fd, kind, path=path)
+        finally:
+            if not is_ours:
+                SYS.close(fd)
+        return cls(fd, path) if is_ours else None
 
     @property
     def fd(self) -> int:
@@ -83,7 +80,7 @@ class FlockedFile:
 
     @property
     def is_held(self) -> bool:
-        """True in the process that took it, until `close`; a forked child shares the lock but does not own it."""
+        """True in the process that took it, until `close`; never in a child forked from it."""
         return self._fd >= 0 and os.getpid() == self._pid
 
     def note(self, text: str) -> None:
@@ -92,7 +89,17 @@ class FlockedFile:
         write_all(self._fd, [text.encode()])
 
     def close(self) -> None:
-        """Release. In a forked child only the descriptor is closed, so the parent keeps its lock. Safe to repeat."""
+        """Release. In a forked child only its copy is closed, so the parent keeps its lock. Safe to repeat."""
+        with FORKING:
+            if self.is_held:
+                # Named, not left to the close: a copy that no hook saw (a child on its way to another program, a fork
+                # made in C) would keep the lock for as long as it is open. And by its owner alone: it is one for all.
+                with suppress(OSError):
+                    SYS.flock(self._fd, fcntl.LOCK_UN)
+            self.leave_to_parent()
+
+    def leave_to_parent(self) -> None:
+        """See `Holder`."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             SYS.close(fd)

@@ -12,14 +12,13 @@ import errno
 import fcntl
 import os
 import stat as stat_module
-import threading
-import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from durastore.fsio.folder import Folder
+from durastore.fsio.forks import FORKING, note_holder
 from durastore.fsio.lock import FLOCK
 from durastore.fsio.sys import SYS
 
@@ -49,8 +48,8 @@ class Presence:
         self._fd = -1
         self._folder: Folder | None = None
         self._place = 0
-        with _FORKING:
-            _HELD.add(self)
+        with FORKING:
+            note_holder(self)
             self._take()
 
     def look(self) -> Standing:
@@ -58,7 +57,7 @@ class Presence:
         taken. OSError where that cannot be told.
         """
         if self._fd < 0 or not self._is_current():
-            with _FORKING:
+            with FORKING:
                 self.close()
                 self._take()
         others = _taken(self._fd)
@@ -66,7 +65,7 @@ class Presence:
 
     def close(self) -> None:
         """Give the place back. Safe to repeat."""
-        with _FORKING:
+        with FORKING:
             if self._fd >= 0:
                 # named, not left to the close: some other way of forking may have made a copy of the descriptor
                 with suppress(OSError):
@@ -106,22 +105,6 @@ class Presence:
         except FileNotFoundError:
             return False
         return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
-
-
-_HELD: weakref.WeakSet[Presence] = weakref.WeakSet()
-_FORKING = threading.RLock()
-"""No fork between opening the file and knowing of it: the child's copy would keep the lock for as long as it lives."""
-
-
-def _leave_all() -> None:
-    for presence in list(_HELD):
-        presence.leave_to_parent()
-    _HELD.clear()
-    _FORKING.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_FORKING.acquire, after_in_parent=_FORKING.release, after_in_child=_leave_all)
 
 
 def open_runtime_folder(environ: Mapping[str, str]) -> Folder:

@@ -10,7 +10,6 @@ a file.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from durastore.errors import (
 )
 from durastore.formats.pack import member_name
 from durastore.fsio.folder import Folder
+from durastore.fsio.lock import FlockedFile
 from durastore.fsio.publish import publish, write_all
 from durastore.fsio.relocate import relocate
 from durastore.fsio.sys import SYS
@@ -267,28 +267,22 @@ def _part_name(entry: SampleEntry, name: str) -> str:
 def _fill(folder: Folder, part: str, *, source: PinnedObject, entry: SampleEntry) -> int:
     """Bring every byte of the sample into the part file, durably; returns how many bytes were fetched for it."""
     try:
-        fd = SYS.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode=0o600, dir_fd=folder.fd)
+        lock = FlockedFile.try_lock(folder, part)
+        if lock is None:
+            raise DurastoreError(f"another process is fetching into {folder.path / part}", hint="wait for it to end")
         try:
-            _claim(fd, folder.path / part)
             fill = _fetch_rest if is_verbatim(entry) else _fetch_missing
-            fetched = fill(fd, source=source, entry=entry)
-            if os.fstat(fd).st_size != entry.length:
+            fetched = fill(lock.fd, source=source, entry=entry)
+            if os.fstat(lock.fd).st_size != entry.length:
                 raise InvalidInput(
                     f"{folder.path / part} is no part file of durastore's", hint="move it out of the way"
                 )
-            SYS.fsync(fd)
+            SYS.fsync(lock.fd)
         finally:
-            SYS.close(fd)
+            lock.close()
     except OSError as exc:
         raise DiskFailed(f"writing {folder.path / part}: {exc.strerror or exc}", errno=exc.errno) from exc
     return fetched
-
-
-def _claim(fd: int, path: Path) -> None:
-    try:
-        SYS.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as exc:
-        raise DurastoreError(f"another process is fetching into {path}", hint="wait for it to end") from exc
 
 
 def _fetch_missing(fd: int, *, source: PinnedObject, entry: SampleEntry) -> int:

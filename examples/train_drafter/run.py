@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,20 +30,24 @@ def main() -> None:
         train = [sys.executable, script, *where, "--model", str(model), "--settle", "1", "--save-every", "15"]
         first, second = (["--out", str(work / name)] for name in ("a", "b"))
         _type("hidden states of the target", *durastore, *extract, *where, "--local", str(work / "spool"))
-        _type("train, killed in the middle of an epoch", *train, *first, "--steps", "60", "--die-at", "37")
+        dying = [*train, *first, "--steps", "60", "--die-at", "37"]
+        _type("train, killed in the middle of an epoch", *dying, expect=-signal.SIGKILL)
         _type("the same machine goes on", *train, *first, "--steps", "60")
         _type("a new machine, the same bucket", *train, *second, "--steps", "75")
         _type("what is kept", *durastore, "artifacts", "ls", *where)
     sys.stdout.write(f"all of it stays in {work}\n")
 
 
-def _type(why: str, *command: str) -> None:
+def _type(why: str, *command: str, expect: int = 0) -> None:
+    """Show the command and run it. Another exit code than expected ends it all with an error."""
     shown = " ".join(Path(part).name if part.startswith("/") else part for part in command)
     sys.stdout.write(f"\n# {why}\n$ {shown}\n")
     sys.stdout.flush()
     code = subprocess.run(command, check=False).returncode
     sys.stdout.write(f"exit code {code}\n")
     sys.stdout.flush()
+    if code != expect:
+        raise SystemExit(f"{why}: exit code {code}, and {expect} was expected")
 
 
 if __name__ == "__main__":

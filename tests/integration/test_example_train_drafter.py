@@ -120,3 +120,18 @@ def test_a_trainer_s_checkpoints_go_to_the_bucket(tmp_path: Path, monkeypatch: p
     report = durastore.Artifacts(tmp_path / "back", bucket="memory://trainer", name="out").pull()
     assert report.written == 1
     assert (tmp_path / "back/checkpoint-1/model.bin").read_bytes() == b"weights"
+
+
+def test_the_whole_example_ends_with_an_error_where_a_step_of_it_does() -> None:
+    spec = importlib.util.spec_from_file_location("drafter_run", SCRIPT.with_name("run.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    killed = "import os; os.kill(os.getpid(), 9)"
+    module._type("ends well", sys.executable, "-c", "")
+    module._type("is killed", sys.executable, "-c", killed, expect=-signal.SIGKILL)
+    with pytest.raises(SystemExit, match="fails: exit code 3, and 0 was expected"):
+        module._type("fails", sys.executable, "-c", "raise SystemExit(3)")
+    with pytest.raises(SystemExit, match="lives: exit code 0, and -9 was expected"):
+        module._type("lives", sys.executable, "-c", "", expect=-signal.SIGKILL)

@@ -19,6 +19,7 @@ from botocore.exceptions import ClientError
 from durastore.demo import seaweed as seaweed_module
 from durastore.demo.seaweed import SeaweedServer
 from durastore.errors import ConfigError, EndpointUnreachable, SpoolLocked
+from tests.unit.forking import living_child
 
 _STARTER = """
 import signal, sys
@@ -173,3 +174,12 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_server(seaweed: SeaweedServer
     assert os.getpgid(seaweed.pid) != os.getpgid(0)
     assert os.getsid(seaweed.pid) != os.getsid(0)
     assert signal.getsignal(signal.SIGINT) is not None
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_folder_is_free_after_the_server_though_a_child_forked_meanwhile_lives(tmp_path: Path) -> None:
+    folder, log = tmp_path / "server", tmp_path / "log"
+    server = SeaweedServer.start(folder, log=log)
+    with living_child():
+        server.stop()
+        SeaweedServer.start(folder, log=log).stop()

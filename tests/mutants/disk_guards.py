@@ -13,6 +13,7 @@ RECEIPT = "durastore/verify/receipt.py"
 UNLINK = "durastore/reclaim/_unlink.py"
 ENGINE = "durastore/reclaim/engine.py"
 _ROOT_TESTS = "tests/unit/test_spool_root.py"
+_FORK_TESTS = "tests/unit/test_fsio_forks.py"
 _ENGINE_TESTS = "tests/unit/test_reclaim_engine.py"
 _FOLDER_TESTS = "tests/unit/test_fsio_folder.py"
 _RECEIPT_TESTS = "tests/unit/test_verify_receipt.py"
@@ -24,6 +25,7 @@ _SOURCE_TESTS = "tests/unit/test_upload_source.py"
 _ROOT = "root identity (marker, inode, UUID, st_dev)"
 _PATH = "path walked by held dirfds without links"
 _LOCK = "spool flock held"
+_FORK = "a lock ends with its owner, and no child of it has a part in it"
 _SPEND = "receipt: short-lived, single-use, for one inode"
 _ORDER = "intent -> spend -> unlinkat -> fsync dir -> RECLAIMED"
 _RECOVERY = "recovery never redoes the unlink"
@@ -100,7 +102,47 @@ _ROOT_GUARDS = (
         file="durastore/fsio/lock.py",
         before="return self._fd >= 0 and os.getpid() == self._pid",
         after="return self._fd >= 0",
-        tests=(f"{_ROOT_TESTS}::test_a_forked_child_neither_owns_nor_frees_the_lock",),
+        tests=(f"{_FORK_TESTS}::test_a_child_cannot_unlock_what_its_parent_holds",),
+    ),
+    Mutant(
+        name="lock-left-to-what-a-fork-copied",
+        clause=_FORK,
+        file="durastore/fsio/lock.py",
+        before="SYS.flock(self._fd, fcntl.LOCK_UN)",
+        after="pass",
+        tests=(f"{_FORK_TESTS}::test_a_lock_that_was_let_go_is_free_though_a_copy_is_left_that_nobody_knows",),
+    ),
+    Mutant(
+        name="lock-outlives-its-owner-in-a-child",
+        clause=_FORK,
+        file="durastore/fsio/forks.py",
+        before="            holder.leave_to_parent()\n",
+        after="            pass\n",
+        tests=(f"{_FORK_TESTS}::test_a_lock_ends_with_its_owner_and_not_with_the_owners_children",),
+    ),
+    Mutant(
+        name="fork-in-the-middle-of-a-lock",
+        clause=_FORK,
+        file="durastore/fsio/lock.py",
+        before="        with FORKING:\n            try:\n",
+        after="        if True:\n            try:\n",
+        tests=(f"{_FORK_TESTS}::test_a_fork_in_the_middle_of_taking_a_lock_copies_nothing_that_nobody_closes",),
+    ),
+    Mutant(
+        name="byte-left-to-what-a-fork-copied",
+        clause=_FORK,
+        file="durastore/fsio/alive.py",
+        before="FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)",
+        after="FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 1, 0)",
+        tests=(f"{_FORK_TESTS}::test_a_workers_byte_ends_when_it_leaves_though_children_of_it_live",),
+    ),
+    Mutant(
+        name="child-lets-go-of-its-parents-byte",
+        clause=_FORK,
+        file="durastore/fsio/alive.py",
+        before="if self._fd >= 0 and os.getpid() == self._pid:",
+        after="if self._fd >= 0:",
+        tests=(f"{_FORK_TESTS}::test_a_child_cannot_let_go_of_its_parents_byte",),
     ),
     Mutant(
         name="lock-does-not-exclude",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from durastore.model import VERBATIM_SCHEMA, Digest, ManifestRow, ObjectFacts, O
 from durastore.objectstore.memory import MemoryStore
 from durastore.read import landing as landing_module
 from durastore.testing.faulty import Fault, FaultRule, FaultyStore
+from tests.unit.forking import fork_in_c
 from tests.unit.manifest_bucket import RUN, Bucket, assert_tensors, encode, tensors_of
 
 
@@ -459,3 +461,42 @@ def test_a_large_file_that_was_made_meanwhile_is_not_counted_as_written(
     report = get(bucket, tmp_path, "a")
     assert (report.written, report.present, report.failed) == (0, 1, ())
     assert (tmp_path / "a.safetensors").read_bytes() == data
+
+
+class _Forking(FaultyStore):
+    """Its first fetch of a file forks a child that lives until `end`, and then fails."""
+
+    ended: int | None = None
+    child = 0
+
+    def fetch(self, key: ObjectKey, **asked: Any) -> bytes:
+        if self.ended is None and "/files/" in key.text:
+            reading, self.ended = os.pipe()
+            self.child = fork_in_c(lambda: self._live(reading))
+            os.close(reading)
+            raise EndpointUnreachable("cut off")
+        return super().fetch(key, **asked)
+
+    def _live(self, reading: int) -> None:
+        assert self.ended is not None
+        os.close(self.ended)
+        os.read(reading, 1)
+
+    def end(self) -> None:
+        assert self.ended is not None
+        os.close(self.ended)
+        os.waitpid(self.child, 0)
+
+
+@pytest.mark.usefixtures("parts")
+def test_a_fetch_that_was_cut_off_goes_on_while_a_child_of_that_time_lives(bucket: Bucket, tmp_path: Path) -> None:
+    data = np.random.default_rng(3).bytes(5 << 20)
+    _verbatim(bucket, "old/big.bin", data)
+    store = _Forking(bucket.store)
+    with pytest.raises(EndpointUnreachable):
+        get(bucket, tmp_path, "old/big.bin", store=store)
+    try:
+        assert get(bucket, tmp_path, "old/big.bin", store=store).written == 1
+        assert (tmp_path / "old/big.bin").read_bytes() == data
+    finally:
+        store.end()
