@@ -102,8 +102,10 @@ def test_a_spool_that_filled_its_disk_moves_and_goes_on(
         assert report.exit_code in (0, 12), list(report.lines())
         assert report.roots[0].is_active
         mark = lab.source / "MOVED-TO"
-        assert os.readlink(mark) == str(lab.target) if is_short else mark.read_bytes() == b""
-        with pytest.raises(RootMismatch, match=str(lab.target) if is_short else "too full to note"):
+        # a file where ext4 has given back a block since, else a link; without bytes where not even that has room
+        moved = os.readlink(mark) if mark.is_symlink() else mark.read_text().rstrip("\n")
+        assert moved == str(lab.target) or (moved == "" and not is_short)
+        with pytest.raises(RootMismatch, match=moved or "too full to note"):
             SpoolRoot.open(lab.source)
         assert lab.run().exit_code == 0, "nothing to do any more"
         with spool_at(lab.target) as spool:

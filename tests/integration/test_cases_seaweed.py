@@ -113,7 +113,7 @@ def _is_sqlites_own(line: str, sizes: dict[str, int]) -> bool:
     """SQLite sizes its scratch files as it likes, and sets the journal's own length, which must not become less."""
     if re.search(r"journal-\d+\.sqlite-(wal|shm)\b", line):
         return True
-    found = re.search(r"ftruncate\(\d+<.*/(journal-\d+\.sqlite)>, (\d+)\)", line)
+    found = re.search(r"ftruncate\(\d+<.*/(journal-\d+\.sqlite)>, (\d+)\b", line)
     return found is not None and int(found[2]) >= sizes[found[1]]
 
 
