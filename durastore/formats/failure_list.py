@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from durastore.errors import FormatUnsupported, IntegrityError, InvalidInput
+from durastore.errors import IntegrityError, InvalidInput
+from durastore.formats.parquet_file import NOT_PARQUET, check_format, check_types, open_parquet
 from durastore.model import Digest, SampleId
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ __all__ = [
     "render_failure_list",
 ]
 
-_FORMAT = b"1"
+_FORMAT = "1"
 MAX_LIST_ROWS = 100_000
 MAX_LIST_BYTES = 128 << 20
 """More than `MAX_LIST_ROWS` of the longest texts come to, compressed or not."""
@@ -157,7 +158,7 @@ def render_failure_list(content: FailureList) -> bytes:
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, failure_schema(), compression="zstd", store_schema=False) as writer:
         writer.write_table(table)
-        writer.add_key_value_metadata({_KEY_FORMAT.decode(): _FORMAT.decode(), _KEY_RUN.decode(): content.run.hex})
+        writer.add_key_value_metadata({_KEY_FORMAT.decode(): _FORMAT, _KEY_RUN.decode(): content.run.hex})
     data = bytes(sink.getvalue())
     try:
         parse_failure_table(data, run=content.run)
@@ -173,47 +174,29 @@ def parse_failure_table(data: bytes, *, run: Digest) -> pa.Table:
     `FormatUnsupported` for a newer major.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        limits: Any = {"thrift_string_size_limit": len(data) + 1, "thrift_container_size_limit": 1_000_000}
-        head = pq.ParquetFile(pa.BufferReader(data), **limits)
+        head = open_parquet(data)
         _check_head(head.schema_arrow.metadata or {}, run=run)
         if head.metadata.num_rows > MAX_LIST_ROWS:
             raise IntegrityError(f"it has {head.metadata.num_rows} rows, more than {MAX_LIST_ROWS}")
         missing = FAILURE_COLUMNS.keys() - set(head.schema_arrow.names)
         if missing:
             raise IntegrityError(f"it has no column {', '.join(sorted(missing))}")
-        # As dictionaries: else one long text, named by every row, would be unpacked for each of them.
-        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=list(_TEXTS), **limits)
-        table = file.read(columns=list(FAILURE_COLUMNS)).select(list(FAILURE_COLUMNS))
+        table = open_parquet(data, repeated=_TEXTS).read(columns=list(FAILURE_COLUMNS)).select(list(FAILURE_COLUMNS))
         table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, MemoryError, OverflowError) as exc:
+    except (pa.ArrowException, *NOT_PARQUET) as exc:
         raise IntegrityError(f"it is no failure list: {plain_text(str(exc), limit=200)}") from exc
-    _check_types(table)
+    check_types(table, failure_schema(), what="it")
     _check_nulls(table)
     _check_values(table)
     return table.cast(failure_schema())
 
 
 def _check_head(metadata: dict[bytes, bytes], *, run: Digest) -> None:
-    version = metadata.get(_KEY_FORMAT)
-    if version != _FORMAT:
-        if version and re.fullmatch(rb"[1-9][0-9]{0,8}(\.[0-9]{1,9})*", version):
-            raise FormatUnsupported(f"it has the newer format {version.decode()}", hint="upgrade durastore")
-        raise IntegrityError("it is no failure list: durastore.failures is missing or odd")
+    check_format(metadata.get(_KEY_FORMAT), known=_FORMAT, what="it")
     if metadata.get(_KEY_RUN) != run.hex.encode():
         raise IntegrityError("it is of another run than the bucket's")
-
-
-def _check_types(table: pa.Table) -> None:
-    import pyarrow as pa
-
-    schema = failure_schema()
-    for found in table.schema:
-        kind = found.type.value_type if pa.types.is_dictionary(found.type) else found.type
-        if not kind.equals(schema.field(found.name).type):
-            raise IntegrityError(f"column {found.name} has type {found.type}")
 
 
 def _check_nulls(table: pa.Table) -> None:

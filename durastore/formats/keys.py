@@ -87,11 +87,7 @@ def segment_key(prefix: str, writer: WriterId, *, seq: int, digest: Digest) -> O
 
 def parse_segment_key(prefix: str, key: ObjectKey) -> SegmentKeyParts | None:
     """Exact inverse of `segment_key` below `prefix`; None for every other key."""
-    found = _SEGMENT.fullmatch(_below(prefix, key))
-    if not found:
-        return None
-    writer, seq, digest = found.groups()
-    return SegmentKeyParts(writer=WriterId(writer), seq=int(seq), short_digest=digest)
+    return _numbered_parts(_SEGMENT.fullmatch(_below(prefix, key)))
 
 
 def failures_key(prefix: str, writer: WriterId, *, seq: int, digest: Digest) -> ObjectKey:
@@ -101,8 +97,11 @@ def failures_key(prefix: str, writer: WriterId, *, seq: int, digest: Digest) -> 
 
 def parse_failures_key(prefix: str, key: ObjectKey) -> SegmentKeyParts | None:
     """Exact inverse of `failures_key` below `prefix`; None for every other key."""
-    found = _FAILURES.fullmatch(_below(prefix, key))
-    if not found:
+    return _numbered_parts(_FAILURES.fullmatch(_below(prefix, key)))
+
+
+def _numbered_parts(found: re.Match[str] | None) -> SegmentKeyParts | None:
+    if found is None:
         return None
     writer, seq, digest = found.groups()
     return SegmentKeyParts(writer=WriterId(writer), seq=int(seq), short_digest=digest)

@@ -7,12 +7,12 @@ check, and never do I/O.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from durastore.errors import FormatUnsupported, IntegrityError, InvalidInput
+from durastore.errors import IntegrityError, InvalidInput
+from durastore.formats.parquet_file import NOT_PARQUET, check_format, check_types, open_parquet
 from durastore.formats.runs import parse_run
 from durastore.model import (
     Digest,
@@ -190,49 +190,31 @@ def parse_segment_table(data: bytes, *, columns: Sequence[str] | None = None) ->
     mean is checked by `row_at`. Raises `IntegrityError` on garbage and `FormatUnsupported` for a newer major.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        limits: Any = {"thrift_string_size_limit": len(data) + 1, "thrift_container_size_limit": 1_000_000}
-        file = pq.ParquetFile(pa.BufferReader(data), **limits)
-        _check_version(file.schema_arrow.metadata or {})
+        file = open_parquet(data)
+        check_format((file.schema_arrow.metadata or {}).get(_KEY_FORMAT), known=SEGMENT_FORMAT, what="the segment")
         if file.metadata.num_rows > min(MAX_SEGMENT_ROWS, _MAX_ROWS_A_BYTE * len(data)):
             raise IntegrityError(f"a segment of {file.metadata.num_rows} rows is impossible")
         missing = COLUMNS.keys() - set(file.schema_arrow.names)
         if missing:
             raise IntegrityError(f"the segment has no column {', '.join(sorted(missing))}")
         wanted = list(COLUMNS) if columns is None else list(columns)
-        if columns is not None:  # opened again: to ask for a column that a newer format lacks is pyarrow's own error
-            repeated = [name for name in wanted if name in _REPEATED]
-            file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=repeated, **limits)
+        if columns is not None:
+            file = open_parquet(data, repeated=[name for name in wanted if name in _REPEATED])
         table = file.read(columns=wanted).select(wanted)
         table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, MemoryError, OverflowError) as exc:
+    except (pa.ArrowException, *NOT_PARQUET) as exc:
         raise IntegrityError(f"not a manifest segment: {str(exc)[:200]}") from exc
     _check_table(table)
     return table
-
-
-def _check_version(metadata: dict[bytes, bytes]) -> None:
-    version = metadata.get(_KEY_FORMAT)
-    if version == SEGMENT_FORMAT.encode():
-        return
-    if version and re.fullmatch(rb"[1-9][0-9]{0,8}(\.[0-9]{1,9})*", version):
-        raise FormatUnsupported(
-            f"segment format {version.decode()} is newer than {SEGMENT_FORMAT}", hint="upgrade durastore"
-        )
-    raise IntegrityError("not a manifest segment: durastore.format is missing or odd")
 
 
 def _check_table(table: pa.Table) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    known_types = arrow_schema()
-    for found in table.schema:
-        kind = found.type.value_type if pa.types.is_dictionary(found.type) else found.type
-        if not kind.equals(known_types.field(found.name).type):
-            raise IntegrityError(f"segment column {found.name} has type {found.type}")
+    check_types(table, arrow_schema(), what="the segment")
     kinds = table.column("kind")
     known = pc.is_in(kinds, value_set=pa.array(["row", "tombstone"]))
     if table.num_rows and (kinds.null_count or not pc.all(known).as_py()):

@@ -25,11 +25,8 @@ _SCHEMA = arrow_schema()
 
 def check_segment_row(data: bytes) -> None:
     """One row of the right column types and any values, and any `covers` and `runs`."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return
-    if not isinstance(value, dict):
+    value = _object_of(data)
+    if value is None:
         return
     metadata = {f"durastore.{n}": _raw(value.get(n)) for n in ("covers", "runs") if value.get(n) is not None}
     row = {name: _as_column(value.get(name), kind, can_be_null=free) for name, (kind, _, free) in COLUMNS.items()}
@@ -41,6 +38,14 @@ def check_segment_row(data: bytes) -> None:
         assert len({key.text for key in segment_covers(table)}) <= len(data)
     with suppress(IntegrityError):
         segment_runs(table)
+
+
+def _object_of(data: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _raw(value: object) -> bytes:
@@ -60,11 +65,8 @@ def _as_column(value: object, kind: str, *, can_be_null: bool) -> Any:
 
 def check_failure_row(data: bytes) -> None:
     """Two rows of the right column types and any values, as a list of our run."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return
-    if not isinstance(value, dict):
+    value = _object_of(data)
+    if value is None:
         return
     row = {name: _as_column(value.get(name), kind, can_be_null=True) for name, (kind, _, _) in FAILURE_COLUMNS.items()}
     sink = pa.BufferOutputStream()

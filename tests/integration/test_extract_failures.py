@@ -187,6 +187,19 @@ def test_a_bucket_that_takes_no_lists_costs_the_run_nothing_and_the_next_one_tel
     assert {name: each.runs for name, each in told.items()} == {"s/1": 2, "line 6": 2}
 
 
+def _run(script: str, command: list[str], aws_env: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
+    """The command line in a process of its own, with something in its way."""
+    environment = {**aws_env, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}", "DURASTORE_SEAL_AGE_S": "0.2"}
+    return subprocess.run(
+        [sys.executable, "-c", script, *command],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=300,
+        check=False,
+    )
+
+
 _KILLED = """
 import os, signal, sys
 from durastore.extract.failure_book import FailureBook
@@ -201,15 +214,7 @@ def test_a_kill_between_the_list_and_its_note_is_told_again_and_counts_once(
 ) -> None:
     job = machines.job
     job.write("{", *_rows(3), {"id": "long", "input_ids": [1] * 41})
-    environment = {**aws_env, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}", "DURASTORE_SEAL_AGE_S": "0.2"}
-    killed = subprocess.run(
-        [sys.executable, "-c", _KILLED, *extract_command(job, model_folder)],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        timeout=300,
-        check=False,
-    )
+    killed = _run(_KILLED, extract_command(job, model_folder), aws_env)
     assert killed.returncode == -signal.SIGKILL
     first = machines.told()
     assert set(first) == {"line 1", "long"}
@@ -241,15 +246,7 @@ def test_a_signal_while_the_last_list_is_told_costs_no_report(
 ) -> None:
     job = machines.job
     job.write(*_rows(3), {"id": "long", "input_ids": [1] * 41})
-    environment = {**aws_env, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}", "DURASTORE_SEAL_AGE_S": "0.2"}
-    stopped = subprocess.run(
-        [sys.executable, "-c", _STOPPED, *extract_command(job, model_folder)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        timeout=300,
-        check=False,
-    )
+    stopped = _run(_STOPPED, extract_command(job, model_folder), aws_env)
     assert stopped.returncode == 3, "all was done before the signal came"
     report = json.loads(stopped.stdout)
     assert (report["ok"], report["failed"], report["not_attempted"]) == (3, 1, 0)
