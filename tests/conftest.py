@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import hypothesis
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from durastore.demo.seaweed import SeaweedServer
 from durastore.testing.strict_s3 import StrictS3
 from tests.delete_guard import GUARD, DeleteGuard
+from tests.shared_server import shared_server
 from tests.unit.spool_lab import make_ballasts_small
 
 hypothesis.settings.register_profile("durastore", deadline=None, print_blob=True)
@@ -43,6 +45,14 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Shared out among processes, files come in an order that has nothing to do with what they test: those that wait for
+    disks and those that compute fill each other's pauses. Each process of a run finds the same order.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: hashlib.md5(item.nodeid.partition("::")[0].encode()).digest())
+
+
 @pytest.fixture(scope="session", autouse=True)
 def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The tests share no requests with whatever else of durastore runs on this machine, nor with another test run."""
@@ -63,10 +73,11 @@ def delete_guard() -> Iterator[DeleteGuard]:
 
 @pytest.fixture(scope="session")
 def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
-    """One real S3 server for the whole run; take a fresh bucket from it with `make_bucket()`."""
-    folder = tmp_path_factory.mktemp("seaweed")
-    with SeaweedServer.start(folder / "server", log=folder / "log") as server:
-        yield server
+    """One real S3 server for the whole run, all its processes; take a fresh bucket from it with `make_bucket()`."""
+    own = tmp_path_factory.getbasetemp()
+    folder = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with shared_server(folder / "seaweed") as server:
+        yield cast(SeaweedServer, server)
 
 
 @pytest.fixture(scope="session")

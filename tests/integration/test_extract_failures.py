@@ -228,16 +228,20 @@ def test_a_kill_between_the_list_and_its_note_is_told_again_and_counts_once(
 
 _STOPPED = """
 import os, signal, sys
+from durastore.extract import failure_teller
 from durastore.extract.failure_teller import FailureTeller
-tell, calls = FailureTeller.tell, []
+tell, go_on, waits, stops = FailureTeller.tell, failure_teller._go_on, [], []
+def started(teller, over):
+    waits.append(over)
+    go_on(teller, over)
 def stopped(self):
-    calls.append(1)
-    if len(calls) == 2:
-        os.kill(os.getpid(), signal.SIGTERM)
+    if waits[0].is_set() and not stops:  # all is done: how often it told before is the machine's speed
+        stops.append(os.kill(os.getpid(), signal.SIGTERM))
     return tell(self)
-FailureTeller.tell = stopped
+failure_teller._go_on, FailureTeller.tell = started, stopped
 from durastore_cli.main import run
-sys.exit(run(sys.argv[1:]))
+code = run(sys.argv[1:])
+sys.exit(code if stops else "no signal was sent")
 """
 
 
