@@ -10,25 +10,20 @@ import math
 import os
 import re
 import tomllib
-import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from urllib.parse import SplitResult, urlsplit
 
 from durastore.errors import ConfigError
+from durastore.texts import checked_address, checked_ends, expanded, parse_size
 
 __all__ = [
     "PROJECT_FILE",
     "Place",
     "StoreOptions",
-    "checked_address",
-    "checked_ends",
     "find_place",
-    "has_unseen_end",
     "option_names",
-    "parse_size",
     "resolve_options",
     "resolve_place",
     "user_file",
@@ -56,8 +51,8 @@ _CREDENTIAL = re.compile(
     r"access_?key|secret|session_?token|password|passwd|credential|api_?key|auth_?token", re.IGNORECASE
 )
 _ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|B|KiB|MiB|GiB|TiB)", re.IGNORECASE)
-_SIZE_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": _MIB, "gib": _GIB, "tib": 1 << 40}
+_HINT = "docs/operations/options.md tells what each option takes"
+_TOML_PLACE = re.compile(r"at line (\d+), column (\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,14 +134,24 @@ def _fits(kind: str, value: object) -> bool:
     return isinstance(value, str) or (value is None and kind.endswith("| None"))
 
 
+def _words_of(name: str) -> str:
+    """What an option takes, for people."""
+    if name.endswith("_bytes"):
+        return 'bytes, or a size such as "64 GiB"'
+    if name.endswith("_s"):
+        return "seconds, as a number"
+    kind = _KINDS[name].partition(" ")[0]
+    return {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text"}[kind]
+
+
 def _check_type(name: str, value: object, *, kind: str) -> None:
     if not _fits(kind, value):
         shown = type(value).__name__ if kind.startswith("str") else repr(value)  # a text may hold a secret
-        raise ConfigError(f"option {name} takes {kind}, not {shown}")
+        raise ConfigError(f"option {name} takes {_words_of(name)}, not {shown}", hint=_HINT, option=name)
     if isinstance(value, str) and (not value or value != value.strip() or not value.isprintable()):
-        raise ConfigError(f"option {name} is empty, has blanks around it or unprintable characters")
+        raise ConfigError(f"option {name} is empty, has blanks around it or unprintable characters", option=name)
     if name in _CHOICES and value is not None and value not in _CHOICES[name]:
-        raise ConfigError(f"option {name} is {value!r}", hint=f"use one of {', '.join(_CHOICES[name])}")
+        raise ConfigError(f"option {name} is {value!r}", hint=f"use one of {', '.join(_CHOICES[name])}", option=name)
 
 
 def _check_numbers(options: StoreOptions) -> None:
@@ -154,7 +159,7 @@ def _check_numbers(options: StoreOptions) -> None:
         value = getattr(options, name)
         least = 0 if name in ("settle_s", "reserve_bytes", "low_watermark_bytes", "audit_share") else None
         if kind in ("int", "float") and (value < 0 if least == 0 else value <= 0):
-            raise ConfigError(f"option {name} is {value}", hint="it has to be positive")
+            raise ConfigError(f"option {name} is {value}", hint="it has to be positive", option=name)
     if options.low_watermark_bytes > options.high_watermark_bytes:
         raise ConfigError(
             f"low_watermark_bytes {options.low_watermark_bytes} is above"
@@ -178,61 +183,12 @@ def _check_remote(options: StoreOptions) -> None:
         )
 
 
-def checked_address(url: str, *, name: str) -> SplitResult:
-    """The parts of `http(s)://host[:port][/path]`. `ConfigError` for anything else, which `name` tells of.
-
-    It is never quoted: what is no address may hold a secret in any place (`user:secret@host`, `?token=`).
-    """
-    hint = "use http(s)://host[:port]"
-    try:
-        parts = urlsplit(url)
-        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        raise ConfigError(f"{name} is not a URL", hint=hint) from None  # the cause quotes parts of it
-    if "@" in url:
-        raise ConfigError(f"{name} carries credentials", hint=f"{hint}; credentials never go into a URL")
-    if not is_usable or "?" in url or "#" in url or not url.isprintable() or " " in url:
-        raise ConfigError(f"{name} is not usable", hint=hint)
-    return parts
-
-
-def has_unseen_end(text: str) -> bool:
-    """Whether the first or last character is one that nobody sees."""
-    return any(c.isspace() or unicodedata.category(c) in ("Cc", "Cf") for c in text[:1] + text[-1:])
-
-
-def checked_ends(text: str, *, name: str) -> str:
-    """`text`, unless it begins or ends with what nobody sees: a blank, a line end, a control or formatting character.
-
-    With one the text would name another place than the one it looks like. It is not quoted: it may hold a secret. A
-    name that really ends so can be given with a slash behind it.
-    """
-    if has_unseen_end(text):
-        raise ConfigError(
-            f"{name} begins or ends with a blank or a control character",
-            hint="take it out (a blank inside the quotes, a line end?); a name that does end so takes a / after it",
-        )
-    return text
-
-
 # --- where values come from ----------------------------------------------------------------------------------------
 
 
 def _parse_bool(text: str) -> bool:
     known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     return known[text.lower()]
-
-
-def parse_size(text: str) -> int:
-    """Bytes of `1048576`, `64 MiB` or `1.5GiB`; ValueError on anything else."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"not a size: {text!r}")
-    return (
-        int(float(match[1]) * _SIZE_UNITS[match[2].lower()])
-        if "." in match[1]
-        else int(match[1]) * _SIZE_UNITS[match[2].lower()]
-    )
 
 
 _PARSERS: Mapping[str, Callable[[str], object]] = MappingProxyType({"bool": _parse_bool, "float": float})
@@ -247,7 +203,7 @@ def _parse_value(name: str, value: object, *, origin: str) -> object:
     try:
         return parser(value)
     except (ValueError, KeyError) as exc:
-        raise ConfigError(f"{origin}: {name} takes {kind}, not {value!r}") from exc
+        raise ConfigError(f"{origin}: {name} takes {_words_of(name)}, not {value!r}", hint=_HINT) from exc
 
 
 def _checked_names(values: Mapping[str, object], origin: str, *, allowed: tuple[str, ...]) -> None:
@@ -283,8 +239,10 @@ def _load_file(path: Path) -> dict[str, object]:
     try:
         values: dict[str, object] = tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        # The decoder's message can quote the line, and that line could hold a secret.
-        raise ConfigError(f"configuration file {path} is not valid TOML") from exc
+        # The decoder's message can quote the line, and that line could hold a secret: of it only where it is.
+        where = _TOML_PLACE.search(str(exc))
+        at = f" (line {where[1]}, column {where[2]})" if where else ""
+        raise ConfigError(f"configuration file {path} is not valid TOML{at}", hint='texts stand in "quotes"') from exc
     _checked_names(values, f"configuration file {path}", allowed=(*_KINDS, *_PLACES))
     return values
 
@@ -324,13 +282,22 @@ def resolve_options(
     """
     _checked_names(explicit, "options", allowed=tuple(_KINDS))
     values: dict[str, object] = {}
+    origins: dict[str, str] = {}
     for origin, layer in _layers(environ, project_dir):
-        values |= {name: _parse_value(name, value, origin=origin) for name, value in layer.items() if name in _KINDS}
+        known = {name: value for name, value in layer.items() if name in _KINDS}
+        values |= {name: _parse_value(name, value, origin=origin) for name, value in known.items()}
+        origins |= dict.fromkeys(known, origin)
     values |= {name: value for name, value in explicit.items() if value is not None}
     high = values.get("high_watermark_bytes")
     if isinstance(high, int) and "low_watermark_bytes" not in values:
         values["low_watermark_bytes"] = high * 3 // 4  # whoever moves only one mark keeps the default proportion
-    return StoreOptions(**values)  # type: ignore[arg-type]  # __post_init__ checks every value's type
+    try:
+        return StoreOptions(**values)  # type: ignore[arg-type]  # __post_init__ checks every value's type
+    except ConfigError as exc:
+        name = exc.facts.get("option")
+        if name not in origins or explicit.get(name) is not None:
+            raise
+        raise ConfigError(f"{origins[name]}: {exc.message}", hint=exc.hint, **exc.facts) from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,15 +325,20 @@ def find_place(
     if explicit is not None:
         if not explicit:
             raise ConfigError(f"--{name} is empty", hint="is it a variable of the shell that is not set?")
-        return Place(text=checked_ends(explicit, name=f"--{name}"), origin=f"--{name}")
+        return _place(name, explicit, origin=f"--{name}")
     for origin, layer in reversed(_layers(environ, project_dir)):
         value = layer.get(name)
         if value is not None:
             if not isinstance(value, str) or not value:
                 raise ConfigError(f"{origin}: {name} takes a text, not {value!r}")
             source = f"{ENV_PREFIX}{name.upper()}" if origin == "environment" else f"{name} of {origin}"
-            return Place(text=checked_ends(value, name=source), origin=source)
+            return _place(name, value, origin=source)
     return None
+
+
+def _place(name: str, text: str, *, origin: str) -> Place:
+    checked = checked_ends(text, name=origin)
+    return Place(text=str(expanded(checked)) if name == "local" and checked[0] == "~" else checked, origin=origin)
 
 
 def resolve_place(

@@ -45,6 +45,7 @@ __all__ = [
     "SpoolUnreadable",
     "StoreClosed",
     "StoreMissing",
+    "StoreWarning",
     "UnknownAnswer",
     "UnsupportedFilesystem",
     "UnsupportedTensor",
@@ -52,6 +53,10 @@ __all__ = [
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """What the kernel says where a disk, or a user's share of it, is full."""
+
+
+class StoreWarning(UserWarning):
+    """Nothing is lost, but what was done is most often a slip: a store opened twice or not closed, a run left away."""
 
 
 class DurastoreError(Exception):

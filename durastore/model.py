@@ -18,6 +18,7 @@ from typing import Any
 import xxhash
 
 from durastore.errors import IntegrityError, InvalidInput, InvalidSampleId
+from durastore.texts import JSON_HINT, odd_member
 
 __all__ = [
     "VERBATIM_SCHEMA",
@@ -172,9 +173,8 @@ def render_json(value: object) -> str:
         text = _ENCODER.encode(value)
         text.encode()  # a lone surrogate has no UTF-8 form
     except (TypeError, ValueError, RecursionError) as exc:
-        raise InvalidInput(
-            f"not plain JSON: {exc}", hint="use strings, finite numbers, booleans, None, lists and dicts"
-        ) from exc
+        odd = odd_member(value, at="") if isinstance(exc, TypeError) else None
+        raise InvalidInput(f"not plain JSON: {odd or exc}", hint=JSON_HINT) from exc
     return text
 
 

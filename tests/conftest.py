@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 from durastore.demo.seaweed import SeaweedServer
+from durastore.store.open_stores import forget_open_stores
 from durastore.testing.strict_s3 import StrictS3
 from tests.delete_guard import GUARD, DeleteGuard
 from tests.shared_server import shared_server
@@ -59,6 +60,7 @@ def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
         yield
+    forget_open_stores()  # of tests that left one as a killed process does
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from types import MappingProxyType
 import click
 
 from durastore import __version__
-from durastore.errors import DurastoreError
+from durastore.errors import DiskFailed, DurastoreError
 from durastore.observe.events import LOGGER
 from durastore_cli.completion import complete_paths
 from durastore_cli.exits import EPILOG
@@ -103,6 +103,8 @@ def cli(ctx: click.Context, *, debug: bool) -> None:
 def _report(exc: BaseException, *, is_debug: bool) -> int:
     if isinstance(exc, DurastoreError):
         click.echo(f"durastore: {exc.message} [{exc.code}]", err=True)
+    elif isinstance(exc, OSError) and exc.filename is not None and exc.strerror:
+        click.echo(f"durastore: {os.fsdecode(exc.filename)}: {exc.strerror} [{DiskFailed.code}]", err=True)
     else:
         click.echo(f"durastore: unexpected {type(exc).__name__}: {exc}", err=True)
     if hint := next_step(exc):

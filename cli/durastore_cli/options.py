@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from durastore.config import find_place, parse_size
+from durastore.config import find_place
 from durastore.errors import ConfigError
+from durastore.texts import parse_size
 
 __all__ = [
     "REMOTE_NAMES",

@@ -27,6 +27,7 @@ from durastore.objectstore.location import BucketUrl, S3Options, open_object_sto
 from durastore.objectstore.port import ObjectStore
 from durastore.objectstore.retrying import RetryingStore, RetryPolicy
 from durastore.observe.events import LOGGER
+from durastore.texts import expanded
 
 __all__ = ["Artifacts", "watch"]
 
@@ -88,7 +89,7 @@ class Artifacts:
         """
         name, settle_s = options.pop("name", None), options.get("settle_s")
         self._request = PushRequest(
-            folder=Path(folder),
+            folder=expanded(folder),
             bucket=BucketUrl.parse(bucket),
             name=name,
             keep_last=keep_last,

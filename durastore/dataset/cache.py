@@ -26,6 +26,7 @@ from durastore.fsio.evict import CacheFolder
 from durastore.manifest.view import ResolvedView
 from durastore.model import ManifestRow
 from durastore.observe.events import LOGGER
+from durastore.texts import expanded, parse_size
 
 __all__ = ["NodeCache", "SampleShelf"]
 
@@ -39,15 +40,26 @@ class NodeCache:
     The folder is empty, new, or such a cache of the same limit; every process of the node names the same one.
     """
 
-    def __init__(self, folder: str | Path, limit_bytes: int) -> None:
-        """`limit_bytes` has to hold the largest sample for each process of the node: the dataset that is given the
-        cache raises `ConfigError` where it does not, or where the folder is something else.
+    def __init__(self, folder: str | Path, limit_bytes: int | str) -> None:
+        """`limit_bytes`: bytes, or a size such as "50 GiB". It has to hold the largest sample for each process of the
+        node: the dataset that is given the cache raises `ConfigError` where it does not, or where the folder is
+        something else. `ConfigError` for what is no size.
         """
-        self.folder = Path(folder)
-        self.limit_bytes = limit_bytes
+        self.folder = expanded(folder)
+        self.limit_bytes = _size(limit_bytes)
 
     def __repr__(self) -> str:
         return f"NodeCache({str(self.folder)!r}, {self.limit_bytes})"
+
+
+def _size(limit: object) -> int:
+    try:
+        size = parse_size(limit) if isinstance(limit, str) else limit
+    except ValueError:
+        size = None
+    if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+        raise ConfigError(f"the limit of a cache is {limit!r}", hint='give bytes, or a size such as "50 GiB"')
+    return size
 
 
 class SampleShelf:

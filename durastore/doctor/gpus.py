@@ -7,6 +7,7 @@ never end one: whose they are is for a person to know.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 from durastore.doctor.processes import ProcessLook, family_of, listeners_at, look_at_process
 from durastore.doctor.request import Examination
 from durastore.doctor.stages import Verdict
-from durastore.fsio.lock import holders
+from durastore.formats.spool_root import LOCK_NAME
+from durastore.fsio.lock import find_locks, holders
 
 __all__ = ["GpuLook", "GpuUse", "find_foreign", "look_at_gpus"]
 
@@ -93,8 +95,9 @@ def _look(nvml: Any, index: int) -> GpuLook:
 def _own_pids(seen: Examination) -> set[int]:
     """Whoever works on the root, and the server that was named."""
     pids: set[int] = set()
-    for lock in sorted(seen.request.local.glob("w-*/lock")):
-        pids |= set(holders(lock))
+    with suppress(OSError):  # whose locks cannot be read counts as somebody else
+        for lock in find_locks(seen.request.local, name=LOCK_NAME):
+            pids |= set(holders(lock))
     if seen.request.server is not None:
         pids |= listeners_at(seen.request.server)
     return pids

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from durastore.clock import Clock
-from durastore.config import StoreOptions, checked_address
+from durastore.config import StoreOptions
 from durastore.extract.starts import Start
 from durastore.model import Run
 from durastore.objectstore.location import BucketUrl
 from durastore.objectstore.port import ObjectStore
 from durastore.spool.root import SpoolRoot
+from durastore.texts import checked_address
 
 __all__ = ["DoctorRequest", "Examination", "LocalSample"]
 

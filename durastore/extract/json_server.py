@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from durastore.clock import Clock
-from durastore.config import checked_address
 from durastore.errors import EngineFailed
+from durastore.texts import checked_address
 
 __all__ = ["LOOK_S", "AskAgain", "JsonServer", "Unusable", "sickness_of"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from durastore.config import checked_address
 from durastore.extract.request_stream import Pace
 from durastore.extract.staging_room import MOST_SHARE
+from durastore.texts import checked_address
 
 __all__ = ["ServerSettings"]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import ConfigError, InventoryIncomplete, StoreMissing
 from durastore.formats.spool_root import LOCK_NAME
-from durastore.fsio.lock import holders
+from durastore.fsio.lock import find_locks, holders
 
 __all__ = ["StopOutcome", "StopReport", "StoppedProcess", "stop"]
 
@@ -86,15 +86,19 @@ def stop(local_root: Path, grace_s: float = 60.0, *, clock: Clock = SYSTEM_CLOCK
 
 def _find_holders(local_root: Path) -> dict[int, tuple[str, ...]]:
     """Process id -> names of the spools it holds."""
-    if not local_root.is_dir():
-        raise StoreMissing(f"spool root {local_root} does not exist", hint="check the path; is its disk mounted?")
     found: dict[int, tuple[str, ...]] = {}
     try:
-        for lock in sorted(local_root.glob("w-*/lock")):
+        if not local_root.is_dir():
+            raise StoreMissing(f"spool root {local_root} does not exist", hint="check the path; is its disk mounted?")
+        for lock in find_locks(local_root, name=LOCK_NAME):
             for pid in holders(lock):
                 found[pid] = (*found.get(pid, ()), lock.parent.name)
     except OSError as exc:
-        raise InventoryIncomplete(f"the holders of the locks in {local_root} cannot be listed: {exc}") from exc
+        reason = exc.strerror or str(exc)
+        raise InventoryIncomplete(
+            f"the holders of the locks in {local_root} cannot be listed: {reason}",
+            hint="run it as the user whose processes these are; nothing was signalled",
+        ) from exc
     if os.getpid() in found:
         raise ConfigError(f"this process itself holds a spool of {local_root}", hint="close its store instead")
     return found

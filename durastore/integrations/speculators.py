@@ -27,7 +27,6 @@ except ImportError as _exc:
         "the backend for speculators needs the package hs-connectors", hint="pip install speculators"
     ) from _exc
 
-from durastore.config import parse_size
 from durastore.dataset.cache import NodeCache
 from durastore.dataset.dataset import Dataset
 from durastore.errors import ConfigError, InvalidInput
@@ -35,6 +34,7 @@ from durastore.extract.rows import input_digest
 from durastore.integrations.containers import torch_tensor
 from durastore.integrations.forms import FORMS, Recipe, arrange, plan_recipe
 from durastore.integrations.states import shape_of_run, states_of
+from durastore.texts import parse_size
 
 if TYPE_CHECKING:
     from durastore.extract.conversion import RunShape

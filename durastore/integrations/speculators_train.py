@@ -7,16 +7,24 @@ imported first, and nothing else is changed.
 from __future__ import annotations
 
 import runpy
+from importlib.util import find_spec
+
+from durastore.errors import ConfigError
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Run `python -m speculators.train` with the arguments as they are."""
+    """Run `python -m speculators.train` with the arguments as they are. `ConfigError` where it is not installed."""
+    if find_spec("speculators") is None:
+        raise ConfigError("speculators is not installed", hint="pip install speculators")
     import durastore.integrations.speculators  # noqa: F401 - registers the backend
 
     runpy.run_module("speculators.train", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ConfigError as exc:
+        raise SystemExit(f"durastore: {exc}") from None

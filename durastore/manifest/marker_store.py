@@ -15,6 +15,7 @@ from typing import Any
 from durastore.clock import Clock
 from durastore.errors import (
     AmbiguousWrite,
+    IntegrityError,
     NotVerified,
     ObjectAbsent,
     ObjectExists,
@@ -37,10 +38,16 @@ _SHOWN_CHARS = 160
 
 def fetch_marker(reader: ObjectReader, prefix: str) -> Marker | None:
     """The marker of this prefix, or None where the endpoint says there is none. Raises on anything in between."""
+    key = marker_key(prefix)
     try:
-        return Marker.parse(reader.fetch(marker_key(prefix)))
+        return Marker.parse(reader.fetch(key))
     except ObjectAbsent:
         return None
+    except IntegrityError as exc:
+        raise IntegrityError(
+            f"{key} is no marker of durastore: {exc.message}",
+            hint="use another prefix if something else lies there; if it was a store, restore that object",
+        ) from exc
 
 
 def ensure_marker(store: ObjectStore, prefix: str, *, run: Run | None, clock: Clock, settle_s: float = 2.0) -> Marker:
@@ -123,11 +130,18 @@ def check_run(marker: Marker, run: Run | None, *, prefix: str) -> None:
     held = marker.run if marker.run is not None else Run.of({})  # a store made without a run holds the empty one
     if held.digest == run.digest:
         return
+    place = f"prefix {prefix}" if prefix else "this bucket"
+    if marker.run is None:
+        raise RunMismatch(
+            f"{place} was begun without a run (an open without run=, files as they are, artifacts) and keeps none",
+            hint="give the samples of a run a prefix of their own",
+            differences=[],
+        )
     lines = list(_difference(json.loads(held.text), json.loads(run.text)))
     more = [f"... and {len(lines) - _SHOWN_KEYS} more"] if len(lines) > _SHOWN_KEYS else []
     shown = "\n".join(f"  {line}" for line in [*lines[:_SHOWN_KEYS], *more])
     raise RunMismatch(
-        f"{f'prefix {prefix}' if prefix else 'this bucket'} already holds another run (old -> new):\n{shown}",
+        f"{place} already holds another run (old -> new):\n{shown}",
         hint="use another prefix for another run, or restore the old settings",
         differences=lines[:_SHOWN_KEYS],
     )

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
 
 from durastore.errors import (
     AmbiguousWrite,
@@ -35,6 +36,9 @@ NO_CREDENTIALS_HINT = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; a directory for a bucket is written /dir or ./dir"
 )
 _CREDENTIALS = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, and that they are those of this endpoint"
+_RUNS = "check endpoint_url and that the server runs"
+_AWS = "without endpoint_url AWS is asked: set it (--endpoint-url) for another server, or check the network"
+_AWS_ENDS = (".amazonaws.com", ".amazonaws.com:443", ".amazonaws.com.cn", ".amazonaws.com.cn:443")
 _TLS = "does the server speak https? If it does, name the certificate it is to be trusted by: ca_bundle"
 
 _CREDENTIAL_CODES = frozenset(
@@ -210,7 +214,8 @@ def _classify_denied(refusal: Refusal, said: str, *, facts: dict[str, Any]) -> D
 def _classify_absent(refusal: Refusal, said: str, *, facts: dict[str, Any]) -> DurastoreError:
     code = refusal.server_code
     if code == "NoSuchBucket":
-        return BucketMissing(said, hint="check bucket name and endpoint_url", **facts)
+        hint = "check bucket name and endpoint_url; a directory for a bucket is written /dir or ./dir"
+        return BucketMissing(said, hint=hint, **facts)
     if code == "NoSuchUpload":
         return RequestRefused(said, **facts)
     if code in _ABSENT_CODES:
@@ -269,8 +274,9 @@ def _classify_transport(exc: BaseException, request: _Request) -> DurastoreError
         return RequestRefused(f"{title}: the client refused the request ({kind})")
     if names & _NEVER_SENT:
         is_certificate = "SSLError" in names or "ClientConnectorCertificateError" in names
-        hint = _TLS if is_certificate else "check endpoint_url and that the server runs"
-        return EndpointUnreachable(f"{title}: no connection to the endpoint ({kind})", hint=hint)
+        place = _place_of(exc)
+        hint = _TLS if is_certificate else _AWS if place.endswith(_AWS_ENDS) else _RUNS
+        return EndpointUnreachable(f"{title}: no connection to {place or 'the endpoint'} ({kind})", hint=hint)
     if request.is_write:
         return AmbiguousWrite(f"{title}: the answer was lost ({kind}); it may or may not have happened")
     if "ResponseParserError" in names:
@@ -278,6 +284,17 @@ def _classify_transport(exc: BaseException, request: _Request) -> DurastoreError
     if _is_transport(names, exc):
         return EndpointUnreachable(f"{title}: the connection broke ({kind})")
     return UnknownAnswer(f"{title}: no clear answer ({kind})")
+
+
+def _place_of(exc: BaseException) -> str:
+    """`host` or `host:port` of what was asked, where botocore or aiohttp tells: without what else a URL may hold."""
+    url = (getattr(exc, "kwargs", None) or {}).get("endpoint_url")
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else None
+        host, port = (parts.hostname, parts.port) if parts else (getattr(exc, "host", None), getattr(exc, "port", None))
+    except ValueError:
+        return ""
+    return (f"{host}:{port}" if port else host) if isinstance(host, str) else ""
 
 
 def _is_transport(names: set[str], exc: BaseException) -> bool:

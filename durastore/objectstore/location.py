@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote_to_bytes
 
-from durastore.config import StoreOptions, checked_address, checked_ends, has_unseen_end
+from durastore.config import StoreOptions
 from durastore.errors import ConfigError, InvalidInput
 from durastore.model import ObjectKey
 from durastore.objectstore.port import ObjectStore
 from durastore.objectstore.sent_checksums import SentChecksums
+from durastore.texts import checked_address, checked_ends, expanded, has_unseen_end
 
 __all__ = ["BucketUrl", "S3Options", "open_object_store"]
 
@@ -75,7 +76,7 @@ class BucketUrl:
 
 
 def _parse_plain(text: str) -> BucketUrl:
-    if text.startswith(("/", "./", "../")) or text in (".", ".."):
+    if text.startswith(("/", "./", "../", "~/")) or text in (".", "..", "~"):
         return BucketUrl(kind="file", bucket=_checked_path(text))
     if "/" in text:
         slip = "s3: takes two slashes:" if text.startswith("s3:") else "did you forget the s3:// in front?"
@@ -116,7 +117,7 @@ def _path_bytes(path: str) -> bytes:
 def _checked_path(text: str) -> str:
     if b"\0" in _path_bytes(text):
         raise ConfigError("the path holds a NUL")
-    return str(Path(text).absolute())
+    return str(expanded(text).absolute())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,13 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from durastore.config import checked_address
 from durastore.errors import CredentialsRefused
 from durastore.objectstore.classify import NO_CREDENTIALS_HINT, classify
 from durastore.objectstore.location import S3Options
 from durastore.objectstore.media_type import name_media_type
 from durastore.objectstore.per_process import PerProcess
 from durastore.objectstore.s3_thrift import spare_repeated_work
+from durastore.texts import checked_address
 
 __all__ = [
     "OWNER_HEADER",

@@ -7,8 +7,10 @@ identity is compared before anything is freed. Must never create, move or drop a
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import shlex
 import stat as stat_module
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,9 +60,10 @@ class SpoolRoot:
         """Open the root at `path`, making directory and marker if there is none. Safe to repeat, also by two processes.
 
         `UnsupportedFilesystem` where the file system is not a local disk (unless allowed), `RootMismatch` where the
-        root was moved away, copied or replaced, `SpoolUnreadable` where it cannot be read.
+        root was moved away, copied or replaced, `SpoolUnreadable` where it cannot be read, or more than the root lacks.
         """
         real = Path(os.path.realpath(path))
+        _refuse_missing_parent(real)
         try:
             folder = Folder.create(real)
         except OSError as exc:
@@ -105,7 +108,17 @@ def _unopened(path: Path, exc: OSError) -> DiskFailed:
     if exc.errno in NO_ROOM:
         hint = "free some space on this disk, or use another --local"
         return DiskFailed(f"making spool root {path}: {exc.strerror}", hint=hint, errno=exc.errno)
-    return SpoolUnreadable(f"spool root {path}: {exc.strerror or exc}", errno=exc.errno)
+    reason = "it has to be a folder" if exc.errno == errno.ENOTDIR else None
+    return SpoolUnreadable(f"spool root {path}: {exc.strerror or exc}", hint=reason, errno=exc.errno)
+
+
+def _refuse_missing_parent(path: Path) -> None:
+    """Where a disk is not mounted, the folders on it lack, and a spool made there would fill the system's disk."""
+    if not path.exists() and not path.parent.exists():
+        raise SpoolUnreadable(
+            f"spool root {path} cannot be made: {path.parent} does not exist",
+            hint=f"is its disk mounted? If it is, make the folder: mkdir -p {shlex.quote(str(path.parent))}",
+        )
 
 
 def _settle_names(folder: Folder) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from typing import Any, TypedDict, Unpack
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.config import StoreOptions, resolve_options
-from durastore.errors import ConfigError, EndpointUnreachable, RequestRefused
+from durastore.errors import ConfigError, EndpointUnreachable, RequestRefused, StoreWarning
 from durastore.formats.marker import Marker
 from durastore.manifest.marker_store import ensure_marker
 from durastore.model import Run
@@ -36,6 +37,7 @@ from durastore.store.catalog import Catalog
 from durastore.store.intake import Intake
 from durastore.store.lane import Lane
 from durastore.store.membership import Membership
+from durastore.store.open_stores import note_opened, warn_if_open
 from durastore.store.pace import Pace
 from durastore.store.probing import Probing, choose_headers, probe_headers
 from durastore.store.reporting import StoreReporter
@@ -46,6 +48,7 @@ from durastore.store.store import Store, StoreParts
 from durastore.store.unfinished import abort_unfinished
 from durastore.store.wait_news import WaitNews
 from durastore.store.waiting import PipelineWords
+from durastore.texts import expanded
 from durastore.upload.engine import Uploader
 from durastore.upload.job import UploadLimits
 from durastore.upload.port import TransportFactory
@@ -111,9 +114,10 @@ def open_store(
     """Open (or create) the store at `url` with the spool root `local`.
 
     `url`: `s3://bucket/prefix`, a bare bucket name, `file:///dir` or a path, `memory://name`. `run`: a JSON mapping of
-    what produces the samples; None takes the run that the prefix already has. Other keywords are the options
-    (`docs/operations/options.md`), `clock` and `observer`; `objects` is an adapter of the caller's own, used in place
-    of the one that `url` names (it still gives the prefix).
+    what produces the samples; None takes the run that the prefix already has, and binds a new prefix to no run for
+    good, which a `StoreWarning` says. Other keywords are the options (`docs/operations/options.md`), `clock` and
+    `observer`; `objects` is an adapter of the caller's own, used in place of the one that `url` names (it still gives
+    the prefix). `local` is a folder, made if only it lacks; its parent has to be there.
 
     Goes on with what an earlier process left in the spool. Raises `ConfigError`, `RunMismatch`, `BucketMissing`,
     `CredentialsRefused`, `EndpointUnreachable`, `SameFailureDomain`, `UnsupportedFilesystem`, `ManifestIncomplete`.
@@ -128,9 +132,20 @@ def open_store(
     with ExitStack() as stack:
         opener = _Opener(stack, options=options, clock=clock, listener=listener, is_own_adapter=objects is not None)
         place = BucketUrl.parse(url)
+        root = expanded(local)
+        warn_if_open(place.render(), Path(os.path.realpath(root)), stacklevel=2)
         bare = objects if objects is not None else open_object_store(place, s3=opener.s3_options())
-        store = opener.build(place, Path(local), given_run=given_run, bare=bare)
+        began_ns = clock.now_ns()
+        store = opener.build(place, root, given_run=given_run, bare=bare)
+        if given_run is None and opener.marker.run is None and opener.marker.created_ns >= began_ns:
+            warnings.warn(
+                f"{place.render()} is new and was opened without run=: it holds samples of no particular run now, and "
+                "will take none of another. Give run={...} at a prefix of its own for what produces the samples",
+                StoreWarning,
+                stacklevel=2,
+            )
         opener.keep()
+        note_opened(store, url=place.render(), local=Path(os.path.realpath(root)))
         return store
 
 
@@ -187,9 +202,9 @@ class _Opener:
         self._resources.callback(root.close)
         spool = Spool.claim(root, clock=self._clock)
         self._resources.callback(spool.close)
-        marker = self._agree_on_marker(objects, url, run=given_run, root=root)
+        self.marker = self._agree_on_marker(objects, url, run=given_run, root=root)
         return self._assembled(
-            objects, url, claim=lambda: [spool, *self._siblings(root)], marker=marker, given_run=given_run
+            objects, url, claim=lambda: [spool, *self._siblings(root)], marker=self.marker, given_run=given_run
         )
 
     def build_idle(self, url: BucketUrl, spools: Sequence[Spool], *, bare: Callable[[], ObjectStore]) -> Store:

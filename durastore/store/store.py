@@ -61,6 +61,15 @@ class Store:
         self._is_closed = False
         self._barrier = Barrier(parts.services, parts.lanes, membership=parts.membership)
 
+    def __repr__(self) -> str:
+        state = ", closed" if self._is_closed else ""
+        return f"<durastore.Store of run {self.run.digest.hex[:8]} at {self.spool_path}{state}>"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` or `abandon` was called."""
+        return self._is_closed
+
     @property
     def run(self) -> Run:
         """The run that this store's samples belong to."""
@@ -271,7 +280,8 @@ class Store:
     # --- state -----------------------------------------------------------------------------------------------------
 
     def status(self) -> StoreStatus:
-        """Counts as of now; cheap enough for every progress tick."""
+        """Counts as of now; cheap enough for every progress tick. Raises `StoreClosed`, `ForkedStore`."""
+        self._check_usable(allow_fatal=True)
         parts = self._parts
         states: dict[str, int] = {}
         for lane in parts.lanes:

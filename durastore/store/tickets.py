@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from durastore.model import Evidence
 
@@ -17,7 +17,7 @@ class Ticket:
     sample_id: str
     is_new: bool
     """False if the store held this very content before."""
-    _wait: Callable[[str, float | None], Evidence]
+    _wait: Callable[[str, float | None], Evidence] = field(repr=False)
 
     def wait(self, timeout_s: float | None = None) -> Evidence:
         """Block until the sample's pack is MANIFESTED and return the evidence of its object.

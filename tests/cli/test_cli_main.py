@@ -79,7 +79,7 @@ def test_a_dead_endpoint_is_told_before_the_patience_and_after_it(
     )  # None: gives up
     assert run(["ls", "--bucket", "s3://bucket/p", "--endpoint-url", "http://127.0.0.1:9", "--region", "x"]) == 20
     (told,) = told_before_asking_again
-    assert "no connection to the endpoint" in told
+    assert "no connection to 127.0.0.1:9 " in told
     assert "asked again" in told
     assert "hint: check endpoint_url and that the server runs" in capsys.readouterr().err
 
@@ -232,6 +232,14 @@ def _raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         (SpoolFull("no room", hint="free some"), 14, ["durastore: no room [spool-full]", "hint: free some"]),
         (KeyboardInterrupt(), 130, ["durastore: interrupted"]),
         (ValueError("odd"), 1, ["durastore: unexpected ValueError: odd"]),
+        (
+            PermissionError(13, "Permission denied", "/nvme/spool"),
+            1,
+            [
+                "durastore: /nvme/spool: Permission denied [disk]",
+                "hint: check owner and mode of it and of the folders above; `id` tells who you are here",
+            ],
+        ),
     ],
 )
 def test_errors_become_lines_and_exit_codes(

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
 
-from durastore.config import parse_size
 from durastore.errors import (
     ConfigError,
     FormatUnsupported,
@@ -39,6 +38,7 @@ from durastore.objectstore.location import BucketUrl, S3Options
 from durastore.objectstore.probe.result import ProbeResult
 from durastore.objectstore.s3_list import parse_page
 from durastore.spool.journal_rows import parse_pack
+from durastore.texts import parse_size
 from tests.fuzz.mutate import mutate_bytes
 from tests.fuzz.target import FuzzTarget
 

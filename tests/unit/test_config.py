@@ -6,9 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from durastore.config import PROJECT_FILE, StoreOptions, option_names, parse_size, resolve_options, resolve_place
+from durastore.config import (
+    PROJECT_FILE,
+    StoreOptions,
+    find_place,
+    option_names,
+    resolve_options,
+    resolve_place,
+)
 from durastore.errors import ConfigError
 from durastore.store.opening import OptionOverrides
+from durastore.texts import expanded, parse_size
 
 GIB = 1 << 30
 
@@ -160,3 +168,40 @@ def test_every_option_is_documented() -> None:
 
 def test_every_option_is_one_of_open_for_a_type_checker() -> None:
     assert set(OptionOverrides.__annotations__) == {*option_names(), "clock", "observer", "objects"}
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ('settle_s = "soon"', "settle_s takes seconds, as a number, not 'soon'"),
+        ('high_watermark_bytes = "64 gigs"', "takes bytes, or a size such as \"64 GiB\", not '64 gigs'"),
+        ('reclaim = "x"', "durastore.toml: option reclaim is 'x'"),
+        ("settle_s = -1", "durastore.toml: option settle_s is -1"),
+        ("region = 5", "option region takes a text, not int"),
+        ("a = 1\nlocal = /nvme", r"is not valid TOML \(line 2, column 9\)"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said_with_where_and_what_it_takes(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / PROJECT_FILE).write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=words) as caught:
+        resolve_options({}, environ={}, project_dir=tmp_path)
+    assert caught.value.hint
+    assert str(tmp_path / PROJECT_FILE) in caught.value.message or "region" in words
+
+
+def test_a_choice_given_in_code_is_not_blamed_on_a_file(tmp_path: Path) -> None:
+    (tmp_path / PROJECT_FILE).write_text('reclaim = "eager"', encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        resolve_options({"reclaim": "x"}, environ={}, project_dir=tmp_path)
+    assert PROJECT_FILE not in caught.value.message
+
+
+def test_a_home_folder_is_meant_where_no_shell_has_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert expanded("~/spool") == tmp_path / "spool"
+    (tmp_path / PROJECT_FILE).write_text('local = "~/spool"', encoding="utf-8")
+    found = find_place("local", None, environ={}, project_dir=tmp_path)
+    assert found is not None
+    assert found.text == str(tmp_path / "spool")
+    with pytest.raises(ConfigError, match="write the whole path"):
+        expanded("~nobody-of-that-name/spool")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from durastore.clock import SYSTEM_CLOCK
-from durastore.errors import ConfigError, StoreMissing
+from durastore.errors import ConfigError, InventoryIncomplete, StoreMissing
 from durastore.extract import stop as stop_module
 from durastore.extract.stop import StopOutcome, stop
 from durastore.extract.switch import StopSwitch
@@ -94,6 +95,26 @@ def test_the_own_process_is_never_signalled(tmp_path: Path) -> None:
                 stop(tmp_path, 1)
         finally:
             lock.close()
+
+
+@pytest.mark.parametrize("hidden", ["", "w-00"])
+def test_what_this_user_may_not_enter_is_not_told_as_nobody(hidden: str) -> None:
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as name:  # not below pytest's own folder, which is closed to all others
+        root = Path(name)
+        root.chmod(0o755)
+        (root / "w-00").mkdir()
+        (root / "w-00" / "lock").touch()
+        (root / hidden).chmod(0)
+        try:
+            if user == 0:
+                os.seteuid(65_534)  # root may enter everything
+            with pytest.raises(InventoryIncomplete, match="Permission denied") as caught:
+                stop(root, 1)
+        finally:
+            os.seteuid(user)
+            (root / hidden).chmod(0o700)
+    assert "run it as the user whose processes these are" in str(caught.value.hint)
 
 
 def test_an_absent_root_is_no_store(tmp_path: Path) -> None:

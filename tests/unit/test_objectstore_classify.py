@@ -117,3 +117,22 @@ def test_no_message_repeats_an_exception_text() -> None:
 def test_a_refusal_taken_apart_means_the_same() -> None:
     error = classify_refusal(Refusal(status=503, server_code="SlowDown"), write=True, what="put", key=KEY)
     assert isinstance(error, errors.OverloadedEndpoint)
+
+
+@pytest.mark.parametrize(
+    "url, place, hint",
+    [
+        ("http://user:secret@127.0.0.1:9/bucket/key?X-Amz-Signature=secret", "127.0.0.1:9", "the server runs"),
+        (
+            "https://s3.eu-west-1.amazonaws.com/bucket",
+            "s3.eu-west-1.amazonaws.com",
+            "without endpoint_url AWS is asked",
+        ),
+        ("http://[broken", "the endpoint", "the server runs"),
+    ],
+)
+def test_a_missing_connection_names_the_server_and_nothing_else_of_its_address(url: str, place: str, hint: str) -> None:
+    error = classify(boto.EndpointConnectionError(endpoint_url=url, error="x"), write=False, what="get")
+    assert f"no connection to {place} (" in error.message
+    assert hint in str(error.hint)
+    assert "secret" not in str(error)

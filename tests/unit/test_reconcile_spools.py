@@ -376,6 +376,7 @@ def test_a_recreated_bucket_gives_no_plan(lab: SpoolLab) -> None:
     lab.memory._objects.clear()
     with pytest.raises(StoreMissing):
         lab.apply()
+    (lab.root.parent / "x").mkdir()
     with SpoolLab(lab.root.parent / "x").opened():
         pass
     other = SpoolLab(lab.root.parent / "y")

@@ -17,6 +17,7 @@ from durastore.errors import (
     IntegrityError,
     RootMismatch,
     SpoolLocked,
+    SpoolUnreadable,
     UnsupportedFilesystem,
 )
 from durastore.formats.spool_root import MOVED_NAME, ROOT_MARKER_NAME, RootRecord, parse_root, render_root
@@ -34,13 +35,30 @@ from tests.unit.spool_lab import BALLAST_BYTES, advance, sample, spool_at, write
 
 
 def test_a_root_is_made_once_and_known_again(tmp_path: Path) -> None:
-    first = SpoolRoot.open(tmp_path / "a" / "b")
-    again = SpoolRoot.open(tmp_path / "a" / "b")
+    first = SpoolRoot.open(tmp_path / "a")
+    again = SpoolRoot.open(tmp_path / "a")
     assert first.identity == again.identity
-    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
     first.check()
     first.close()
     again.close()
+
+
+def test_a_root_on_a_disk_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(SpoolUnreadable, match="nvme does not exist") as caught:
+        SpoolRoot.open(tmp_path / "nvme" / "spool")
+    assert "mkdir -p" in str(caught.value.hint)
+    assert not (tmp_path / "nvme").exists()
+    (tmp_path / "link").symlink_to(tmp_path / "gone" / "spool")  # /data -> /nvme/data is the usual way to have it
+    with pytest.raises(SpoolUnreadable, match="gone does not exist"):
+        SpoolRoot.open(tmp_path / "link")
+
+
+def test_a_file_is_no_root_and_the_error_says_so(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("x")
+    with pytest.raises(SpoolUnreadable, match="Not a directory") as caught:
+        SpoolRoot.open(tmp_path / "notes")
+    assert caught.value.hint == "it has to be a folder"
 
 
 def test_a_link_to_the_root_is_the_root(tmp_path: Path) -> None:
