@@ -117,13 +117,15 @@ def _refuse_unmounted(folder: Folder) -> None:
 
 
 def _apply_folder(session: Session, place: FolderPlace) -> ReconcileReport:
-    from durastore.reconcile.folder_apply import execute_folder, take_back  # not for a look
+    from durastore.reconcile.binding import Binding  # not for a look
+    from durastore.reconcile.folder_apply import execute_folder, take_back
 
     moved_back = take_back(place)
-    facts, remote = look_at_folder(session, place.folder, is_hashing=True)
+    binding = Binding(session)
+    facts, remote = look_at_folder(session, place.folder, on_unbound=binding.begin)
     plan = _plan(session, facts)
     place.check()
-    applied = execute_folder(session, place, plan=plan, remote=remote)
+    applied = execute_folder(session, place, plan=plan, remote=remote, binding=binding)
     applied.moved_back = moved_back
     return _report_folder(session, place.folder, applied=applied, before=plan.findings)
 
