@@ -31,8 +31,6 @@ from durastore.fsio.rate import RateLimit
 __all__ = ["FileLook", "find_written", "hash_files", "look_into"]
 
 _THREADS = 4
-_ASKING = 2
-"""Threads that only ask the kernel: more of them take the interpreter's lock from each other."""
 _BLOCK_BYTES = 4 << 20
 _PIECE_FILES = 64
 
@@ -86,12 +84,12 @@ def hash_files(
 def find_written(folder: Folder, paths: Iterable[str]) -> frozenset[str]:
     """Those that somebody has open or mapped for writing now. A file that cannot be opened is not among them.
 
-    A directory is opened once for all that lies next to each other in `paths`.
+    A directory is opened once for all that lies next to each other in `paths`. In one thread: no fork may happen while
+    a lease is held, which only one thread at a time can see to.
     """
     cut = (path.rpartition("/") for path in paths)  # of a hundred thousand paths, without a call of ours for each
-    groups = [(above, [name for _, _, name in group]) for above, group in groupby(cut, itemgetter(0))]
-    with ThreadPoolExecutor(max_workers=_ASKING, thread_name_prefix="durastore-lease") as pool:
-        return frozenset(path for found in pool.map(partial(_written, folder), groups) for path in found)
+    groups = ((above, [name for _, _, name in group]) for above, group in groupby(cut, itemgetter(0)))
+    return frozenset(path for group in groups for path in _written(folder, group))
 
 
 def _lead_of(path: str) -> str:
