@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
@@ -27,6 +27,7 @@ from durastore.fsio.identity import FileIdentity, identify
 from durastore.fsio.lease import NotLeased, check_leased, has_writer, leased, writers_among
 from durastore.fsio.paths import open_folder, open_parent
 from durastore.fsio.rate import RateLimit
+from durastore.fsio.traces import Traces
 
 __all__ = ["FileLook", "find_written", "hash_files", "look_into"]
 
@@ -78,7 +79,8 @@ def hash_files(
     under a lease, which says that nobody has the file open or mapped for writing; a page that is dirty already is
     written without a new time. Else it `is_busy`. `heed` is asked before each file; what it raises ends the hashing.
     """
-    return _in_parallel(partial(_hash, limit=limit, is_leased=is_leased), folder, paths=paths, heed=heed)
+    look = partial(_hash, limit=limit, is_leased=is_leased, traces=Traces())
+    return _in_parallel(look, folder, paths=paths, heed=heed)
 
 
 def find_written(folder: Folder, paths: Iterable[str]) -> frozenset[str]:
@@ -172,9 +174,12 @@ def _inspect(fd: int, path: str) -> FileLook:
     return FileLook(path=path, oddity=fault.reason)
 
 
-def _hash(fd: int, path: str, *, limit: RateLimit, is_leased: bool) -> FileLook:
+def _hash(fd: int, path: str, *, limit: RateLimit, is_leased: bool, traces: Traces) -> FileLook:
     with leased(fd) if is_leased else nullcontext():
-        return _hash_open(fd, path, limit=limit, is_leased=is_leased)
+        look = _hash_open(fd, path, limit=limit, is_leased=is_leased)
+    if look.is_settled and look.identity is not None and not traces.are_left(look.identity.dev):
+        return replace(look, is_settled=False)
+    return look
 
 
 def _hash_open(fd: int, path: str, *, limit: RateLimit, is_leased: bool) -> FileLook:
