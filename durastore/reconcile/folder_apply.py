@@ -23,7 +23,7 @@ from durastore.formats.file_keys import parse_file_key
 from durastore.model import Digest, ObjectKey, SampleId
 from durastore.objectstore.port import ObjectReader
 from durastore.observe.events import LOGGER
-from durastore.reclaim.foreign import ForeignReclaimer, restore_moved
+from durastore.reclaim.foreign import ForeignReclaimer
 from durastore.reconcile.applied import Applied
 from durastore.reconcile.binding import Binding
 from durastore.reconcile.burying import TOO_MANY
@@ -38,7 +38,7 @@ from durastore.spool.records import FACT_STORE_ID, PackRecord
 from durastore.verify.remote import read_back
 from durastore.verify.verifier import Verifier
 
-__all__ = ["execute_folder", "reclaim_listed", "take_back"]
+__all__ = ["execute_folder", "reclaim_listed"]
 
 _THREADS = 6
 
@@ -69,14 +69,6 @@ def execute_folder(
     elif session.request.is_deep:  # read every object that a file here rests on; what does not match is `unproven`
         _look_at_listed(session, place, plan=plan, remote=remote, applied=applied)
     return applied
-
-
-def take_back(place: FolderPlace) -> list[str]:
-    """Step 1: what an interrupted run had moved. Before anything is looked at."""
-    moved = restore_moved(place.foreign())
-    for path in moved:
-        LOGGER.warning("%s was moved for reclaiming by a run that ended, and is back", path)
-    return moved
 
 
 def _entries(sent: Iterable[PackRecord]) -> list[HashedEntry]:
