@@ -23,6 +23,7 @@ from durastore.fsio.folder import Folder
 from durastore.fsio.paths import open_parent
 from durastore.fsio.relocate import relocate, relocate_shared
 from durastore.model import Digest
+from durastore.observe.events import LOGGER
 from durastore.spool.nearby import root_above, spools_in
 from durastore.spool.root import SpoolRoot
 
@@ -40,6 +41,7 @@ __all__ = [
     "quarantine_name",
     "refuse_private_root",
     "refuse_spools",
+    "take_back",
 ]
 
 PRIVATE_NAME = PRIVATE_ROOT_NAME
@@ -169,6 +171,18 @@ def opened_place(folder: Folder, *, clock: Clock, is_any_filesystem_allowed: boo
         place = FolderPlace(folder=folder, root=root, spool=spool, going=going)
         place.check()
         yield place
+
+
+def take_back(place: FolderPlace) -> list[str]:
+    """What an interrupted reclaim had moved is moved back, before anything is looked at; returns the paths."""
+    if not place.going.names():
+        return []
+    from durastore.reclaim.foreign import restore_moved
+
+    moved = restore_moved(place.foreign())
+    for path in moved:
+        LOGGER.warning("%s was moved for reclaiming by a run that ended, and is back", path)
+    return moved
 
 
 def put_aside(place: FolderPlace, path: str) -> str:

@@ -37,6 +37,7 @@ from durastore.fsio.folder import Folder
 from durastore.fsio.identity import identify
 from durastore.fsio.lease import NotLeased, check_leased, leased
 from durastore.fsio.paths import open_local
+from durastore.fsio.traces import Traces
 from durastore.manifest.segments import publish_segment
 from durastore.model import Digest, Evidence, ManifestRow, ObjectKey, SampleId
 from durastore.objectstore.port import ObjectReader, ObjectStore
@@ -71,8 +72,8 @@ class SendReport:
     kept: dict[str, str] = field(default_factory=dict)
     """Path -> why it was not sent, or not proven."""
     unleased: set[str] = field(default_factory=set)
-    """Paths that were hashed without a lease, or whose times would not show a change of this moment: what their bytes
-    were is not to be put on record.
+    """Paths that were hashed without a lease, or whose times would not show a change of this moment, or a mapped one:
+    what their bytes were is not to be put on record.
     """
     sent_bytes: int = 0
 
@@ -193,6 +194,7 @@ class Sender:
         self._prefix = prefix
         self._uploader = uploader
         self._clock = clock
+        self._traces = Traces()
 
     def send(
         self,
@@ -242,7 +244,7 @@ class Sender:
         """Hash one file and hand it to the uploader."""
         file = hash_local(self._folder, path, is_kept=True)
         pack = as_pack(file, self._prefix, known=known)
-        if not file.is_leased:
+        if not (file.is_leased and self._traces.are_left(file.identity.dev)):
             report.unleased.add(path.text)
         self._give_up_stale(file, pack, journal=journal)
         return Begun(path=path, pack=pack, future=self._upload(pack, file.body, journal=journal))

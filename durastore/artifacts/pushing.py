@@ -20,7 +20,7 @@ from pathlib import Path
 
 from durastore.adopt.known import load_known
 from durastore.adopt.ledger import HashedEntry, mark_of, save_ledger
-from durastore.adopt.place import FolderPlace, hold_folder, opened_place
+from durastore.adopt.place import FolderPlace, hold_folder, opened_place, take_back
 from durastore.adopt.sending import RowPublisher, Sender, hash_local
 from durastore.artifacts.folder_state import (
     FileMark,
@@ -42,7 +42,6 @@ from durastore.manifest.marker_store import ensure_marker, fetch_marker
 from durastore.model import Digest, ObjectKey, SampleId
 from durastore.objectstore.port import ObjectReader, ObjectStore
 from durastore.observe.events import LOGGER, Observer
-from durastore.reconcile.folder_apply import take_back
 from durastore.reconcile.remote import FOLDER_HINT, check_known_id
 from durastore.reconcile.run import refuse_overlap
 from durastore.reconcile.session import Session, opened_session

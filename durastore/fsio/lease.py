@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from durastore.fsio.folder import Folder
@@ -21,6 +21,8 @@ _SETLEASE = getattr(fcntl, "F_SETLEASE", None)
 _GETLEASE = getattr(fcntl, "F_GETLEASE", None)
 _SETSIG = 10  # F_SETSIG; the module fcntl does not name it
 _WRITER_ERRNO = 11  # EAGAIN
+_AT_ONCE = 32
+"""Files that are asked about without a fork in between: some 150 us."""
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -75,31 +77,37 @@ def has_writer(fd: int) -> bool:
     return False
 
 
-def writers_among(folder: Folder, names: Iterable[str]) -> list[str]:
+def writers_among(folder: Folder, names: Sequence[str]) -> list[str]:
     """Those files right in a held folder that somebody has open or mapped for writing. One that cannot be opened, or
     is a link by now, is not among them.
 
-    Four calls a file, and nothing beside them: of a look at a large folder this is the dearest part. Each lease ends
-    with the descriptor that it is on, which nobody else has: a child that is forked in between would keep it, and
-    whoever writes to the file next would wait for the kernel to break it.
+    Four calls a file, and hardly anything beside them: of a look at a large folder this is the dearest part. Each
+    lease ends with the descriptor that it is on, which nobody else has: a child that is forked in between would keep
+    it, and whoever writes to the file next would wait for the kernel to break it. A fork waits for a few files.
     """
     if _SETLEASE is None:
         return []
-    opened, asked, closed, flags, at = os.open, fcntl.fcntl, os.close, _READ_FLAGS, folder.fd
-    set_lease, urgent, read = _SETLEASE, int(signal.SIGURG), fcntl.F_RDLCK
-    found = []
-    for name in names:
+    found: list[str] = []
+    for start in range(0, len(names), _AT_ONCE):
         with FORKING:
-            try:
-                fd = opened(name, flags, dir_fd=at)
-            except OSError:
-                continue
-            try:
-                asked(fd, _SETSIG, urgent)
-                asked(fd, set_lease, read)
-            except OSError as exc:
-                if exc.errno == _WRITER_ERRNO:
-                    found.append(name)
-            finally:
-                closed(fd)
+            _ask_for_writers(folder.fd, names[start : start + _AT_ONCE], found=found)
     return found
+
+
+def _ask_for_writers(folder_fd: int, names: Sequence[str], *, found: list[str]) -> None:
+    assert _SETLEASE is not None
+    opened, asked, closed, flags = os.open, fcntl.fcntl, os.close, _READ_FLAGS
+    set_lease, urgent, read = _SETLEASE, int(signal.SIGURG), fcntl.F_RDLCK
+    for name in names:
+        try:
+            fd = opened(name, flags, dir_fd=folder_fd)
+        except OSError:
+            continue
+        try:
+            asked(fd, _SETSIG, urgent)
+            asked(fd, set_lease, read)
+        except OSError as exc:
+            if exc.errno == _WRITER_ERRNO:
+                found.append(name)
+        finally:
+            closed(fd)

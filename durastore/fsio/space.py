@@ -13,6 +13,7 @@ from pathlib import Path
 
 from durastore.errors import DiskFailed
 from durastore.fsio.mounts import load_mounts
+from durastore.fsio.traces import IN_MEMORY
 
 __all__ = ["Filesystem", "are_apart", "are_one_domain", "disk_bytes", "filesystem_of", "free_bytes"]
 
@@ -25,7 +26,6 @@ _POOLED = frozenset({"btrfs", "zfs", "bcachefs"})
 """File systems that show one disk under several device numbers: a number for each subvolume or dataset."""
 _LAYERED = frozenset({"overlay", "aufs", "ecryptfs", "fuse.mergerfs", "fuse.unionfs", "fuse.unionfs-fuse"})
 """File systems that show what lies on others, under a device number of their own."""
-_IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _LOCAL_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "apfs", "hfs"})
 
 
@@ -52,7 +52,7 @@ class Filesystem:
         """What is lost with it, for `are_one_domain`. One in `memory:` ends with the machine; whether the disk under
         `layers:` is another one's too cannot be told.
         """
-        if self.type_name in _IN_MEMORY:
+        if self.type_name in IN_MEMORY:
             return f"memory:{self.st_dev}"
         if self.type_name in _LAYERED:
             return f"layers:{self.type_name}"

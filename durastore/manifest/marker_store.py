@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 from durastore.clock import Clock
@@ -29,9 +30,18 @@ from durastore.model import ObjectKey, Run, render_json
 from durastore.objectstore.crc import crc64nvme_b64
 from durastore.objectstore.port import ObjectReader, ObjectStore
 
-__all__ = ["check_run", "ensure_marker", "fetch_marker"]
+__all__ = [
+    "MarkerBegun",
+    "begin_marker",
+    "check_run",
+    "ensure_marker",
+    "fetch_marker",
+    "recall_marker",
+    "settle_marker",
+]
 
 _ROUNDS = 5
+_SETTLE_S = 2.0
 _SHOWN_KEYS = 40
 _SHOWN_CHARS = 160
 
@@ -50,7 +60,9 @@ def fetch_marker(reader: ObjectReader, prefix: str) -> Marker | None:
         ) from exc
 
 
-def ensure_marker(store: ObjectStore, prefix: str, *, run: Run | None, clock: Clock, settle_s: float = 2.0) -> Marker:
+def ensure_marker(
+    store: ObjectStore, prefix: str, *, run: Run | None, clock: Clock, settle_s: float = _SETTLE_S
+) -> Marker:
     """The marker all writers of this prefix agree on, created with `run` where there is none. Safe to repeat.
 
     After a write it waits `settle_s` and reads twice on new connections; what is there is adopted, even if another
@@ -58,15 +70,51 @@ def ensure_marker(store: ObjectStore, prefix: str, *, run: Run | None, clock: Cl
     None adopts any run; another run raises `RunMismatch` with the difference. Reads that keep disagreeing raise
     `NotVerified`.
     """
+    begun = begin_marker(store, prefix, run=run, clock=clock, settle_s=settle_s)
+    found = settle_marker(store, prefix, begun=begun, clock=clock)
+    check_run(found, run, prefix=prefix)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkerBegun:
+    """A marker that was read or written just now. Before `settle_marker` told which one it is, nothing is uploaded."""
+
+    settled: Marker | None
+    """None: it is younger than `settle_s`, and another writer's may still come over it."""
+    since_s: float
+    """When it was there at the latest, by the clock's `monotonic`."""
+    settle_s: float
+
+
+def begin_marker(
+    store: ObjectStore, prefix: str, *, run: Run | None, clock: Clock, settle_s: float = _SETTLE_S
+) -> MarkerBegun:
+    """The first half of `ensure_marker`. The marker settles while the caller does what uploads nothing."""
     found = fetch_marker(store, prefix)
     if found is None:
         _put_marker(store, prefix, run=run, clock=clock)
-        found = _settled_marker(store, prefix, clock=clock, settle_s=settle_s)
     elif _is_young(store, prefix, settle_s=settle_s):
         # Its writer may still be racing with another one: what is read now could be overwritten a moment later.
-        found = _settled_marker(store, prefix, clock=clock, settle_s=settle_s)
-    check_run(found, run, prefix=prefix)
-    return found
+        found = None
+    return MarkerBegun(settled=found, since_s=clock.monotonic(), settle_s=settle_s)
+
+
+def recall_marker(store: ObjectStore, prefix: str, *, clock: Clock, settle_s: float = _SETTLE_S) -> MarkerBegun:
+    """As `begin_marker`, of a prefix whose marker was seen before: never writes one; `NotVerified` where it is gone."""
+    found = fetch_marker(store, prefix)
+    if found is None:
+        raise NotVerified(f"the marker {marker_key(prefix)} was there a moment ago", hint="run the same command again")
+    is_young = _is_young(store, prefix, settle_s=settle_s)
+    return MarkerBegun(settled=None if is_young else found, since_s=clock.monotonic(), settle_s=settle_s)
+
+
+def settle_marker(store: ObjectStore, prefix: str, *, begun: MarkerBegun, clock: Clock) -> Marker:
+    """The marker itself, once what is left of its `settle_s` has passed; `NotVerified` where it does not settle."""
+    if begun.settled is not None:
+        return begun.settled
+    left_s = begun.settle_s - (clock.monotonic() - begun.since_s)
+    return _settled_marker(store, prefix, clock=clock, waits_s=(left_s, *[begun.settle_s] * (_ROUNDS - 1)))
 
 
 def _put_marker(store: ObjectStore, prefix: str, *, run: Run | None, clock: Clock) -> None:
@@ -94,10 +142,11 @@ def _put_unconditionally(store: ObjectStore, key: ObjectKey, *, data: bytes, crc
         return  # the settling reads tell; they raise where nothing is there
 
 
-def _settled_marker(store: ObjectStore, prefix: str, *, clock: Clock, settle_s: float) -> Marker:
+def _settled_marker(store: ObjectStore, prefix: str, *, clock: Clock, waits_s: Sequence[float]) -> Marker:
     """Wait, read twice on new connections, and repeat until both show the same marker."""
-    for _ in range(_ROUNDS):
-        clock.sleep(settle_s)
+    for wait_s in waits_s:
+        if wait_s > 0:
+            clock.sleep(wait_s)
         seen = []
         for _ in range(2):
             with closing(store.fresh_reader()) as reader:

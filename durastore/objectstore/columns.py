@@ -65,13 +65,15 @@ class ColumnListing(CheckedPages[ColumnPage, ColumnPage]):
     def _check(self, keys: list[str]) -> None:
         if not keys:
             return
-        if not all(key.startswith(self._prefix) for key in keys):
-            raise InventoryIncomplete(f"listing {self._prefix!r}: the store answered with keys outside of it")
         row = keys if self._last is None else [self._last, *keys]
         # code point order is the byte order of UTF-8; sorting what is sorted costs one comparison a key
         self._is_byte_order = self._is_byte_order and _is_ascending(row)
+        # in byte order, what lies between two keys of the prefix is of the prefix
+        asked = (keys[0], keys[-1]) if self._is_byte_order else keys
+        if not all(key.startswith(self._prefix) for key in asked):
+            raise InventoryIncomplete(f"listing {self._prefix!r}: the store answered with keys outside of it")
         # with NUL for the slash, the order of whole keys is that of their segments
-        self._is_walk_order = self._is_walk_order and _is_ascending([key.replace("/", "\0") for key in row])
+        self._is_walk_order = self._is_walk_order and _is_ascending(_with_nul_for_slash(row))
         if not (self._is_byte_order or self._is_walk_order):
             raise InventoryIncomplete(
                 f"listing {self._prefix!r}: the keys from {keys[0]!r} on are not in one ascending order",
@@ -82,6 +84,11 @@ class ColumnListing(CheckedPages[ColumnPage, ColumnPage]):
 
 def _is_ascending(row: list[str]) -> bool:
     return sorted(row) == row and len(set(row)) == len(row)
+
+
+def _with_nul_for_slash(row: list[str]) -> list[str]:
+    found = "\n".join(row).replace("/", "\0").split("\n")
+    return found if len(found) == len(row) else [key.replace("/", "\0") for key in row]  # a line break in a key
 
 
 def _objects_only(page: ColumnPage) -> ColumnPage:

@@ -23,7 +23,7 @@ from durastore.model import ObjectKey
 from durastore.objectstore.columns import list_columns
 from durastore.objectstore.folders import list_folder
 from durastore.objectstore.port import ObjectLister, ObjectReader, ObjectStore
-from durastore.reconcile.columns import NONE, KeyTable, Mask, Rows, TextBuilder, chosen, hashes_of
+from durastore.reconcile.columns import NONE, KeyTable, Mask, Rows, TextBuilder, array_of, chosen, hashes_of
 from durastore.reconcile.local import Texts, texts
 
 __all__ = ["FileRows", "ManifestFacts", "load_keys", "load_manifest"]
@@ -31,6 +31,7 @@ __all__ = ["FileRows", "ManifestFacts", "load_keys", "load_manifest"]
 _compute: Any = pyarrow.compute
 _COLUMNS = ("kind", "sample_id", "key", "offset", "object_size", "object_digest", "reason")
 _MANY_KEYS = 4_000
+_FEW_KEYS = 200_000
 _FOLDER_KEYS = 500
 """A folder should have that many on average: each costs a request of its own."""
 _LISTINGS = 4
@@ -109,7 +110,7 @@ def _load_row(store: ObjectLister, prefix: str) -> KeyTable:
     keys = TextBuilder()
     sizes = [np.empty(0, dtype=np.int64)]
     for page in list_columns(store, prefix):
-        keys.add([key.encode() for key in page.keys])
+        keys.add_texts(page.keys)
         sizes.append(np.array(page.sizes, dtype=np.int64))
     return KeyTable(keys=keys.finish(), sizes=np.concatenate(sizes))
 
@@ -177,17 +178,26 @@ def _objects(tables: list[pa.Table], masks: Sequence[Mask]) -> KeyTable:
         distinct = encoded.dictionary
         codes, first = _firsts(encoded.indices.to_numpy(zero_copy_only=False)[rows], below=len(distinct))
         if len(codes) < len(distinct):
-            distinct = distinct.take(pa.array(codes))
-        keys.add(distinct.cast(pa.large_binary()).to_pylist())
+            distinct = distinct.take(array_of(codes))
+        keys.add_column(distinct)
         sizes.append(table.column("object_size").to_numpy()[rows[first]].astype(np.int64))
     joined, all_sizes = keys.finish(), np.concatenate(sizes)
-    hashes = hashes_of(joined)
-    hashes.sort()
-    if not (hashes[1:] == hashes[:-1]).any():
+    if _are_distinct(joined):
         return KeyTable(keys=joined, sizes=all_sizes)
     codes = joined.dictionary_encode().indices.to_numpy(zero_copy_only=False)
     _, first = _firsts(codes, below=len(codes))
     return KeyTable(keys=chosen(joined, first), sizes=all_sizes[first])
+
+
+def _are_distinct(keys: Texts) -> bool:
+    """False also where two of many only have one hash: then they are compared themselves. A table of many would take
+    more memory than there is to spare, and hashes of few more time.
+    """
+    if len(keys) <= _FEW_KEYS:
+        return len(_compute.unique(keys)) == len(keys)
+    hashes = hashes_of(keys)
+    hashes.sort()
+    return not (hashes[1:] == hashes[:-1]).any()
 
 
 def _firsts(codes: Any, *, below: int) -> tuple[Rows, Rows]:
@@ -204,7 +214,7 @@ def _dead(tables: Sequence[pa.Table], masks: Sequence[Mask]) -> Texts:
     keys: list[Texts] = [texts([])]
     for table, mask in zip(tables, masks, strict=True):
         if not mask.all():
-            column: Any = table.column("key").filter(pa.array(~mask))
+            column: Any = table.column("key").filter(array_of(~mask))
             keys.append(_compute.unique(column.combine_chunks().dictionary_decode().cast(pa.large_string())))
     found: Texts = _compute.unique(pa.concat_arrays(keys))
     return found
@@ -222,7 +232,7 @@ def _buried(tables: Sequence[pa.Table], masks: Sequence[Mask]) -> Texts:
     wanted = pa.array(sorted({sample_id for sample_id, _ in lost}), pa.string())
     live: set[Any] = set()
     for table, mask in zip(tables, masks, strict=True):
-        ids = table.column("sample_id").filter(pa.array(mask))
+        ids = table.column("sample_id").filter(array_of(mask))
         live.update(ids.filter(_compute.is_in(ids, value_set=wanted)).to_pylist())
     return texts(sorted({key for sample_id, key in lost if sample_id not in live}))
 
@@ -235,7 +245,7 @@ def _files(tables: Sequence[pa.Table], masks: Sequence[Mask], *, below: str) -> 
     segments = [np.empty(0, dtype=np.int64)]
     for number, (table, mask) in enumerate(zip(tables, masks, strict=True)):
         is_file = _starting_with(table.column("key"), below)
-        live: Any = table.filter(pa.array(mask & is_file)).combine_chunks()
+        live: Any = table.filter(array_of(mask & is_file)).combine_chunks()
         if not live.num_rows:
             continue
         paths.append(live.column("sample_id").combine_chunks().cast(pa.large_string()))

@@ -23,6 +23,7 @@ __all__ = [
     "Mask",
     "Rows",
     "TextBuilder",
+    "array_of",
     "chosen",
     "hashes_of",
     "hex_of",
@@ -71,9 +72,31 @@ class TextBuilder:
 
     def add(self, values: Sequence[bytes]) -> None:
         """Append texts, as UTF-8."""
+        self._add(values, data=b"".join(values))
+
+    def add_texts(self, values: Sequence[str]) -> None:
+        """Append texts. Where they are ASCII, no object is made of each."""
+        data = "".join(values).encode()
+        if len(data) == sum(map(len, values)):
+            self._add(values, data=data)
+        else:
+            self.add([value.encode() for value in values])
+
+    def add_column(self, column: Any) -> None:
+        """Append a column of texts without nulls. No object is made of any of them."""
+        held: Any = column.cast(pa.large_binary())
+        ends = np.frombuffer(held.buffers()[1] or bytes(8), dtype=np.int64)[held.offset : held.offset + len(held) + 1]
+        if held.null_count or not len(held):
+            self.add(held.to_pylist())  # TypeError for a null
+            return
+        self._ends.append(ends[1:] - ends[0] + len(self._data))
+        self._data += memoryview(held.buffers()[2] or b"")[ends[0] : ends[-1]]
+        self._count += len(held)
+
+    def _add(self, values: Sequence[bytes] | Sequence[str], *, data: bytes) -> None:
         lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
         self._ends.append(np.cumsum(lengths) + len(self._data))
-        self._data += b"".join(values)
+        self._data += data
         self._count += len(values)
 
     def finish(self) -> Texts:
@@ -132,7 +155,18 @@ def _positions_by_hash(names: Texts, among: Texts) -> Rows | None:
 def chosen(names: Texts, rows: Mask | Rows) -> Texts:
     """The names at these positions, or where the mask is true."""
     at: Any = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
-    return names.take(pa.array(at))
+    return names.take(array_of(at))
+
+
+def array_of(values: Mask | Rows) -> Any:
+    """Numbers or truths as an array of Arrow's. (`pa.array` would import numpy's masked arrays to ask for a mask: on
+    the first call that takes as long as all joins of 100,000 names.)
+    """
+    if values.dtype == np.bool_:
+        bits: Any = np.packbits(values, bitorder="little")
+        return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits)])
+    numbers: Any = np.ascontiguousarray(values, dtype=np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def hashes_of(names: Texts) -> NDArray[np.uint64]:
@@ -175,7 +209,7 @@ def with_texts(names: Texts, more: Texts) -> Texts:
 def joined(columns: Sequence[Texts | Rows]) -> Texts:
     """Several columns as one, NUL between them; numbers in decimal."""
     plain: list[Any] = [
-        pa.array(each).cast(pa.large_string()) if isinstance(each, np.ndarray) else each for each in columns
+        array_of(each).cast(pa.large_string()) if isinstance(each, np.ndarray) else each for each in columns
     ]
     found: Texts = _compute.binary_join_element_wise(*plain, pa.scalar("\0", pa.large_string()))
     return found
@@ -183,5 +217,5 @@ def joined(columns: Sequence[Texts | Rows]) -> Texts:
 
 def pairs(names: Texts, sizes: Rows) -> Texts:
     """Name and size as one name, so that both are joined at once. (NUL is in no name.)"""
-    numbers: Any = pa.array(sizes).cast(pa.large_string())
+    numbers: Any = array_of(sizes).cast(pa.large_string())
     return with_texts(names, numbers)

@@ -20,12 +20,12 @@ from durastore.adopt.verbatim import as_listed, as_pack
 from durastore.clock import least_age_s
 from durastore.errors import DiskFailed, IntegrityError, NotVerified, ObjectAbsent, SpoolUnreadable
 from durastore.formats.file_keys import parse_file_key
-from durastore.manifest.marker_store import ensure_marker
 from durastore.model import Digest, ObjectKey, SampleId
 from durastore.objectstore.port import ObjectReader
 from durastore.observe.events import LOGGER
-from durastore.reclaim.foreign import ForeignReclaimer, restore_moved
+from durastore.reclaim.foreign import ForeignReclaimer
 from durastore.reconcile.applied import Applied
+from durastore.reconcile.binding import Binding
 from durastore.reconcile.burying import TOO_MANY
 from durastore.reconcile.columns import NONE, names_of, positions
 from durastore.reconcile.folder import FolderPlan
@@ -38,21 +38,19 @@ from durastore.spool.records import FACT_STORE_ID, PackRecord
 from durastore.verify.remote import read_back
 from durastore.verify.verifier import Verifier
 
-__all__ = ["execute_folder", "reclaim_listed", "take_back"]
+__all__ = ["execute_folder", "reclaim_listed"]
 
 _THREADS = 6
 
 
-def execute_folder(session: Session, place: FolderPlace, *, plan: FolderPlan, remote: RemoteLook) -> Applied:
+def execute_folder(
+    session: Session, place: FolderPlace, *, plan: FolderPlan, remote: RemoteLook, binding: Binding
+) -> Applied:
     """Do it all, once. `NotVerified`, `RootMismatch` and network errors end it where it is; repeat it then."""
     applied = Applied()
     if plan.uploads:
         session.open_uploader().start()  # its client takes a while, and so does a new marker
-    store_id = remote.store_id
-    if (
-        store_id is None
-    ):  # only where the look saw nothing at all: else a marker that is hidden for a moment is replaced
-        store_id = ensure_marker(session.objects, session.prefix, run=None, clock=session.clock).store_id
+    store_id = binding.settle(remote.store_id)
     verifier = session.verifier(store_id)
     verifier.check_bucket()  # what the plan rests on is still there (case B164)
     place.spool.journal.set_fact(FACT_STORE_ID, store_id)
@@ -71,14 +69,6 @@ def execute_folder(session: Session, place: FolderPlace, *, plan: FolderPlan, re
     elif session.request.is_deep:  # read every object that a file here rests on; what does not match is `unproven`
         _look_at_listed(session, place, plan=plan, remote=remote, applied=applied)
     return applied
-
-
-def take_back(place: FolderPlace) -> list[str]:
-    """Step 1: what an interrupted run had moved. Before anything is looked at."""
-    moved = restore_moved(place.foreign())
-    for path in moved:
-        LOGGER.warning("%s was moved for reclaiming by a run that ended, and is back", path)
-    return moved
 
 
 def _entries(sent: Iterable[PackRecord]) -> list[HashedEntry]:

@@ -63,9 +63,13 @@ class _Seen:
     private: SpoolLook | None
 
 
-def look_at_folder(session: Session, folder: Folder, *, is_hashing: bool = False) -> tuple[FolderFacts, RemoteLook]:
-    """Facts about the folder and its bucket. `is_hashing`: also hash files that look like what rows name and were never
-    hashed. `RootMismatch` where the folder is not what it was, or looks unmounted;
+def look_at_folder(
+    session: Session, folder: Folder, *, on_unbound: Callable[[str | None], None] | None = None
+) -> tuple[FolderFacts, RemoteLook]:
+    """Facts about the folder and its bucket. With `on_unbound`, for a run that acts on them, files that look like what
+    rows name and were never hashed are hashed too; it is called once it is known that nothing speaks against the folder
+    and the prefix, and that they belong to no durastore together yet, with the one that the prefix has. `RootMismatch`
+    where the folder is not what it was, or looks unmounted;
     `InventoryIncomplete` where the bucket is another one; network errors pass. Safe to repeat.
     """
     request, store, prefix, clock = session.request, session.objects, session.prefix, session.clock
@@ -83,8 +87,10 @@ def look_at_folder(session: Session, folder: Folder, *, is_hashing: bool = False
             check_store_id(listing.result(), store_id, what=str(folder.path), hint=FOLDER_HINT)
         else:
             check_known_id(first.store_id, store_id, what=str(folder.path), hint=FOLDER_HINT)
+        if store_id is None and on_unbound is not None:
+            on_unbound(first.store_id)
         # hashing may take hours: it runs beside the listing, and ends with it where that fails
-        rule = _rule(session, is_hashing=is_hashing, heed=lambda: _raise_early(listing))
+        rule = _rule(session, is_hashing=on_unbound is not None, heed=lambda: _raise_early(listing))
         seen = _compared(folder, local, first=first, private=private, rule=rule)
         remote = listing.result()
     return _facts(session, folder, seen=seen, remote=remote), remote

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
@@ -27,12 +27,11 @@ from durastore.fsio.identity import FileIdentity, identify
 from durastore.fsio.lease import NotLeased, check_leased, has_writer, leased, writers_among
 from durastore.fsio.paths import open_folder, open_parent
 from durastore.fsio.rate import RateLimit
+from durastore.fsio.traces import Traces
 
 __all__ = ["FileLook", "find_written", "hash_files", "look_into"]
 
 _THREADS = 4
-_ASKING = 2
-"""Threads that only ask the kernel: more of them take the interpreter's lock from each other."""
 _BLOCK_BYTES = 4 << 20
 _PIECE_FILES = 64
 
@@ -80,18 +79,19 @@ def hash_files(
     under a lease, which says that nobody has the file open or mapped for writing; a page that is dirty already is
     written without a new time. Else it `is_busy`. `heed` is asked before each file; what it raises ends the hashing.
     """
-    return _in_parallel(partial(_hash, limit=limit, is_leased=is_leased), folder, paths=paths, heed=heed)
+    look = partial(_hash, limit=limit, is_leased=is_leased, traces=Traces())
+    return _in_parallel(look, folder, paths=paths, heed=heed)
 
 
 def find_written(folder: Folder, paths: Iterable[str]) -> frozenset[str]:
     """Those that somebody has open or mapped for writing now. A file that cannot be opened is not among them.
 
-    A directory is opened once for all that lies next to each other in `paths`.
+    A directory is opened once for all that lies next to each other in `paths`. In one thread: no fork may happen while
+    a lease is held, which only one thread at a time can see to.
     """
     cut = (path.rpartition("/") for path in paths)  # of a hundred thousand paths, without a call of ours for each
-    groups = [(above, [name for _, _, name in group]) for above, group in groupby(cut, itemgetter(0))]
-    with ThreadPoolExecutor(max_workers=_ASKING, thread_name_prefix="durastore-lease") as pool:
-        return frozenset(path for found in pool.map(partial(_written, folder), groups) for path in found)
+    groups = ((above, [name for _, _, name in group]) for above, group in groupby(cut, itemgetter(0)))
+    return frozenset(path for group in groups for path in _written(folder, group))
 
 
 def _lead_of(path: str) -> str:
@@ -174,9 +174,12 @@ def _inspect(fd: int, path: str) -> FileLook:
     return FileLook(path=path, oddity=fault.reason)
 
 
-def _hash(fd: int, path: str, *, limit: RateLimit, is_leased: bool) -> FileLook:
+def _hash(fd: int, path: str, *, limit: RateLimit, is_leased: bool, traces: Traces) -> FileLook:
     with leased(fd) if is_leased else nullcontext():
-        return _hash_open(fd, path, limit=limit, is_leased=is_leased)
+        look = _hash_open(fd, path, limit=limit, is_leased=is_leased)
+    if look.is_settled and look.identity is not None and not traces.are_left(look.identity.dev):
+        return replace(look, is_settled=False)
+    return look
 
 
 def _hash_open(fd: int, path: str, *, limit: RateLimit, is_leased: bool) -> FileLook:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from durastore.model import render_json
 from durastore.reconcile.applied import Applied
@@ -16,7 +16,9 @@ from durastore.reconcile.bucket import ManifestFacts
 from durastore.reconcile.compare import BucketComparison
 from durastore.reconcile.findings import FindingSet
 from durastore.reconcile.folder import FolderFacts
-from durastore.reconcile.spools import WITH_FILE, SpoolFacts
+
+if TYPE_CHECKING:  # a folder has none
+    from durastore.reconcile.spools import SpoolFacts
 
 __all__ = ["ADOPTED", "Count", "ReconcileReport", "folder_counts", "spool_counts"]
 
@@ -182,6 +184,8 @@ def _masked(facts: FolderFacts, mask: Any, *, what: str) -> Count:
 
 def spool_counts(facts: SpoolFacts) -> tuple[tuple[Count, ...], bool]:
     """Counts of a spool root and its bucket, and whether the classes add up."""
+    from durastore.reconcile.spools import WITH_FILE
+
     counts = [
         Count(
             what="local pack files",

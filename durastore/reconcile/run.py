@@ -10,7 +10,14 @@ import os
 from contextlib import closing
 from pathlib import Path
 
-from durastore.adopt.place import FolderPlace, check_folder, hold_folder, opened_place, refuse_private_root
+from durastore.adopt.place import (
+    FolderPlace,
+    check_folder,
+    hold_folder,
+    opened_place,
+    refuse_private_root,
+    take_back,
+)
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import ConfigError, RootMismatch, StoreMissing
 from durastore.formats.spool_root import ROOT_MARKER_NAME
@@ -117,13 +124,16 @@ def _refuse_unmounted(folder: Folder) -> None:
 
 
 def _apply_folder(session: Session, place: FolderPlace) -> ReconcileReport:
-    from durastore.reconcile.folder_apply import execute_folder, take_back  # not for a look
+    from durastore.reconcile.binding import Binding  # not for a look
 
     moved_back = take_back(place)
-    facts, remote = look_at_folder(session, place.folder, is_hashing=True)
+    binding = Binding(session)
+    facts, remote = look_at_folder(session, place.folder, on_unbound=binding.begin)
+    from durastore.reconcile.folder_apply import execute_folder  # takes a while, in which a new marker settles
+
     plan = _plan(session, facts)
     place.check()
-    applied = execute_folder(session, place, plan=plan, remote=remote)
+    applied = execute_folder(session, place, plan=plan, remote=remote, binding=binding)
     applied.moved_back = moved_back
     return _report_folder(session, place.folder, applied=applied, before=plan.findings)
 

@@ -21,8 +21,6 @@ from durastore.objectstore.location import BucketUrl, S3Options, open_object_sto
 from durastore.objectstore.port import ObjectStore
 from durastore.objectstore.retrying import RetryingStore, RetryPolicy
 from durastore.observe.events import Observer, Silent
-from durastore.upload.job import UploadLimits
-from durastore.verify.policy import ProofPolicy
 
 if TYPE_CHECKING:  # imported where they are used: a look without --apply neither sends nor proves
     from durastore.upload.engine import Uploader
@@ -30,7 +28,6 @@ if TYPE_CHECKING:  # imported where they are used: a look without --apply neithe
 
 __all__ = ["ReconcileRequest", "Session", "opened_session"]
 
-_LIMITS = UploadLimits()
 _FOREIGN_SETTLE_S = 60.0
 
 
@@ -83,6 +80,8 @@ class Session:
 
     def verifier(self, store_id: str) -> Verifier:
         """A verifier for files of others: every copy is read back in full, whatever the endpoint attests."""
+        from durastore.upload.job import UploadLimits
+        from durastore.verify.policy import ProofPolicy
         from durastore.verify.verifier import BucketIdentity, Verifier
 
         request = self.request
@@ -90,7 +89,7 @@ class Session:
             evidence_ttl_s=request.options.evidence_ttl_s,
             settle_s=request.foreign_settle_s,
             receipt_ttl_s=request.options.receipt_ttl_s,
-            part_bytes=_LIMITS.part_bytes,
+            part_bytes=UploadLimits().part_bytes,
         )
         bucket = BucketIdentity(prefix=self.prefix, store_id=store_id)
         return Verifier(self.objects, bucket=bucket, policy=policy, clock=self.clock, observer=self.observer)
@@ -126,10 +125,12 @@ def opened_session(
         @cache
         def open_uploader() -> Uploader:
             from durastore.upload.engine import Uploader
+            from durastore.upload.job import UploadLimits
             from durastore.upload.transports import choose_transport
 
-            transport = choose_transport(bare, request.options.transport, s3=s3, max_requests=_LIMITS.max_requests)
-            uploader = Uploader(transport, limits=_LIMITS, policy=RetryPolicy(), clock=clock, observer=heard)
+            limits = UploadLimits()
+            transport = choose_transport(bare, request.options.transport, s3=s3, max_requests=limits.max_requests)
+            uploader = Uploader(transport, limits=limits, policy=RetryPolicy(), clock=clock, observer=heard)
             stack.callback(uploader.close, 2.0)
             return uploader
 

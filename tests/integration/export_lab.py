@@ -86,8 +86,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DURASTORE_RECLAIM", "never")
     real = marker_store._settled_marker
 
-    def settled(store: Any, prefix: str, *, clock: Any, settle_s: float) -> Any:
-        del settle_s
-        return real(store, prefix, clock=clock, settle_s=0.0)
+    def settled(store: Any, prefix: str, *, clock: Any, waits_s: Any) -> Any:
+        return real(store, prefix, clock=clock, waits_s=[0.0] * len(waits_s))
 
     monkeypatch.setattr(marker_store, "_settled_marker", settled)

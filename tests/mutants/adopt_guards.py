@@ -10,6 +10,7 @@ _CONVERSION = "tests/unit/test_adopt_conversion.py"
 _FORMATS = "tests/unit/test_adopt_foreign_formats.py"
 _SAMPLES = "tests/unit/test_adopt_samples.py"
 _FOLDER = "tests/unit/test_adopt_folder.py"
+_BINDING = "tests/unit/test_reconcile_binding.py"
 _KEYS = "tests/unit/test_formats_file_keys.py"
 _FIRST_KEYS = "tests/unit/test_first_file_keys.py"
 
@@ -150,5 +151,46 @@ ADOPT: tuple[Mutant, ...] = (
         _FOLDER,
         file="durastore/reconcile/folder.py",
         edit=("quarantine={}, orphan_packs=None,", "orphan_packs=None,"),
+    ),
+    _guard(
+        "adopt-marker-not-settled",
+        "nothing is sent before the marker had its time",
+        _BINDING,
+        file="durastore/manifest/marker_store.py",
+        edit=("    left_s = begun.settle_s - (clock.monotonic() - begun.since_s)\n", "    left_s = 0.0\n"),
+    ),
+    _guard(
+        "adopt-bound-to-a-young-marker",
+        "a marker younger than its time is treated like our own write",
+        f"{_BINDING}::test_a_marker_of_this_moment_binds_no_folder_before_it_settled",
+        file="durastore/reconcile/binding.py",
+        edit=("self._begun = recall_marker(objects, prefix, clock=clock)", "self._begun = None"),
+    ),
+    _guard(
+        "adopt-marker-seen-and-written-anew",
+        "a marker that was seen is never replaced",
+        f"{_BINDING}::test_a_marker_that_was_seen_is_never_written_anew",
+        file="durastore/reconcile/binding.py",
+        edit=("        if seen is None:\n", "        if True:\n"),
+    ),
+    _guard(
+        "adopt-bound-to-another-than-seen",
+        "a plan is carried out only for the durastore that it was made for",
+        f"{_BINDING}::test_a_marker_of_this_moment_binds_no_folder_before_it_settled",
+        file="durastore/reconcile/binding.py",
+        edit=("if self._seen is not None and store_id != self._seen:", "if False:"),
+    ),
+    _guard(
+        "adopt-marker-before-the-refusals",
+        "nothing is made where a folder is refused",
+        _BINDING,
+        file="durastore/reconcile/folder_look.py",
+        edit=(
+            "        refuse_spools(local.spools, folder=folder.path)\n",
+            (
+                "        if store_id is None and on_unbound is not None:\n            on_unbound(first.store_id)\n"
+                "        refuse_spools(local.spools, folder=folder.path)\n"
+            ),
+        ),
     ),
 )

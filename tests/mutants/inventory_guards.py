@@ -13,6 +13,8 @@ _RESTORE_TESTS = "tests/unit/test_dataset_restore.py"
 _COMPACTION_TESTS = "tests/unit/test_manifest_compaction.py"
 _SCRUB_TESTS = "tests/unit/test_scrub.py"
 _LISTING_TESTS = "tests/faults/test_reconcile_listings.py"
+_TRACES_TESTS = "tests/unit/test_reconcile_traces.py"
+_TRACES = "only what a write would change the times of is put on record"
 _WHOLE = "an incomplete inventory yields no plan (INV-6)"
 _CHECKED = "only bytes whose digest matched (INV-7)"
 _KEPT = "nothing is overwritten"
@@ -147,5 +149,37 @@ INVENTORY = (
         before="        if not number or rest[:2] != salts_and_sums[:2] or sums != tuple(rest[2:]):\n",
         after="        if not number:\n",
         tests=("tests/unit/test_spool_journal_log.py::test_a_damaged_byte_ends_the_log_where_it_does_for_sqlite",),
+    ),
+    Mutant(
+        name="writers-not-asked",
+        clause="a file that somebody has open or mapped for writing is in-flight, whatever its times say",
+        file="durastore/reconcile/contents.py",
+        before="    result.busy |= _written(folder, local, at=np.flatnonzero(result.split.agreeing))\n",
+        after="",
+        tests=(f"{_TRACES_TESTS}::test_a_file_that_is_mapped_for_writing_is_in_flight_though_its_times_are_old",),
+    ),
+    Mutant(
+        name="hashed-in-memory-on-record",
+        clause=_TRACES,
+        file="durastore/reconcile/hashing.py",
+        before=" and not traces.are_left(look.identity.dev):",
+        after=" and False:",
+        tests=(f"{_TRACES_TESTS}::test_what_was_hashed_in_memory_is_not_put_on_record",),
+    ),
+    Mutant(
+        name="sent-from-memory-on-record",
+        clause=_TRACES,
+        file="durastore/adopt/sending.py",
+        before="if not (file.is_leased and self._traces.are_left(file.identity.dev)):",
+        after="if not file.is_leased:",
+        tests=(f"{_TRACES_TESTS}::test_what_was_hashed_in_memory_is_not_put_on_record",),
+    ),
+    Mutant(
+        name="unknown-file-systems-leave-traces",
+        clause=_TRACES,
+        file="durastore/fsio/traces.py",
+        before="    except OSError:\n        return True\n",
+        after="    except OSError:\n        return False\n",
+        tests=(f"{_TRACES_TESTS}::test_traces_are_left_on_disks_and_unknown_without_a_table",),
     ),
 )

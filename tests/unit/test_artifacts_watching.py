@@ -135,9 +135,8 @@ def test_a_push_that_failed_is_told_at_the_next_call(tmp_path: Path, monkeypatch
 def test_a_training_loop_keeps_its_newest_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = marker_store._settled_marker
 
-    def settled(store: Any, prefix: str, *, clock: Any, settle_s: float) -> Any:
-        del settle_s
-        return real(store, prefix, clock=clock, settle_s=0.0)
+    def settled(store: Any, prefix: str, *, clock: Any, waits_s: Any) -> Any:
+        return real(store, prefix, clock=clock, waits_s=[0.0] * len(waits_s))
 
     monkeypatch.setattr(marker_store, "_settled_marker", settled)
     folder = tmp_path / "out"

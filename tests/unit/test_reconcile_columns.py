@@ -10,10 +10,13 @@ import pyarrow as pa
 import pytest
 
 from durastore.errors import InventoryIncomplete, UnknownAnswer
+from durastore.model import ObjectKey
 from durastore.objectstore.columns import ColumnListing, ColumnPage
+from durastore.objectstore.listing import Listing, RawPage
+from durastore.objectstore.port import ObjectStat
 from durastore.objectstore.s3_list import parse_columns, parse_page
 from durastore.reconcile import columns
-from durastore.reconcile.columns import NONE, TextBuilder, hex_of, joined, names_of, pairs, positions
+from durastore.reconcile.columns import NONE, TextBuilder, array_of, hex_of, joined, names_of, pairs, positions
 from durastore.reconcile.local import texts
 
 
@@ -144,3 +147,68 @@ def test_digests_as_text() -> None:
     for other in (pa.array([values[0], None], pa.binary(16)), pa.array(values, pa.binary())):
         with pytest.raises(ValueError, match="no digest"):
             hex_of(other)
+
+
+def test_a_column_grows_by_texts_and_columns_alike() -> None:
+    pieces = [["a", "n\u00e9"], [], ["", "x\ny"], ["\U0001f600", "z"], [""]]
+    expected = [each for piece in pieces for each in piece]
+    by_bytes, by_texts, by_columns = TextBuilder(), TextBuilder(), TextBuilder()
+    for piece in pieces:
+        by_bytes.add([each.encode() for each in piece])
+        by_texts.add_texts(piece)
+        padded: Any = pa.array(["before", *piece, "behind"])
+        by_columns.add_column(padded.slice(1, len(piece)))
+    for builder in (by_bytes, by_texts, by_columns):
+        assert names_of(builder.finish()) == expected
+
+
+def test_a_column_with_a_null_does_not_grow_another_one() -> None:
+    nothing: Any = pa.array(["a", None])
+    with pytest.raises(TypeError):
+        TextBuilder().add_column(nothing)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
+def test_numbers_and_truths_are_those_of_arrow(count: int) -> None:
+    chance = np.random.default_rng(count)
+    numbers = chance.integers(-(2**62), 2**62, 2 * count)[::2]  # not contiguous
+    truths = numbers > 0
+    assert array_of(numbers).equals(pa.array(numbers))
+    assert array_of(truths).equals(pa.array(truths))
+    array_of(truths).validate(full=True)
+
+
+def _objects(*pages: list[str], prefix: str) -> Listing:
+    left = [
+        RawPage(
+            rows=[ObjectStat(key=ObjectKey(key), size_bytes=1, etag="") for key in page],
+            next_token=str(number + 1) if number + 1 < len(pages) else None,
+        )
+        for number, page in enumerate(pages)
+    ]
+    return Listing(lambda token: left[int(token or 0)], prefix=prefix)
+
+
+def _verdict(listing: Any) -> list[str] | str:
+    try:
+        return [key for page in listing for key in page]
+    except InventoryIncomplete as exc:
+        return exc.code
+
+
+def test_columns_are_judged_as_objects_are() -> None:
+    # never laxer, and never stricter, whatever a store answers with
+    chance = random.Random(11)
+    parts = ["p/", "p/a", "p/b", "p-", "p/a/", "p/a-", "q/", "o", "\n", "p/\n", "\u00e9", "p/\u00e9", "!", "0"]
+    agreed = set()
+    for _ in range(3000):
+        keys = ["".join(chance.choices(parts, k=chance.choice([1, 2]))) + "x" for _ in range(chance.choice([1, 2, 4]))]
+        order = chance.choice([sorted(keys), sorted(keys, key=lambda key: key.split("/")), keys])
+        cut = chance.randrange(len(order) + 1)
+        pages, prefix = [order[:cut], order[cut:]], chance.choice(["", "p/", "p"])
+        columned = ([*page.keys] for page in _listing(*pages, prefix=prefix))
+        objects = ([stat.key.text for stat in rows] for rows in _objects(*pages, prefix=prefix))
+        verdict = _verdict(columned)
+        assert verdict == _verdict(objects), (pages, prefix)
+        agreed.add(verdict if isinstance(verdict, str) else "whole")
+    assert len(agreed) == 2

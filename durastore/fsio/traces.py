@@ -1,0 +1,42 @@
+"""Whether whoever writes to a file leaves a trace in its times, so that what its bytes were may be put on record.
+
+Duty: answer for a file system, by its device number. Must never take a file system that cannot be asked for one that
+leaves them.
+"""
+
+from __future__ import annotations
+
+import os
+
+from durastore.fsio.mounts import load_mounts
+
+__all__ = ["IN_MEMORY", "Traces"]
+
+IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+"""File systems in memory. A page that was read through a writable mapping is written there without a fault, and so
+without a new time: the file has other bytes, and all numbers that it was known by.
+"""
+
+
+class Traces:
+    """Asked about many files in a row; what was learnt of a file system is kept for as long as this is."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, bool] = {}
+
+    def are_left(self, dev: int) -> bool:
+        """Whether every write to a file of this device sets its times, a mapped one too."""
+        known = self._known.get(dev)
+        if known is None:
+            known = self._known[dev] = not _is_in_memory(dev)
+        return known
+
+
+def _is_in_memory(dev: int) -> bool:
+    """True also where nobody tells."""
+    try:
+        mounts = load_mounts()
+    except OSError:
+        return True
+    want = f"{os.major(dev)}:{os.minor(dev)}"
+    return any(mount.device == want and mount.type_name in IN_MEMORY for mount in mounts)
