@@ -28,6 +28,16 @@ class FileIdentity:
         is_coarse = self.ctime_ns % _SECOND_NS == 0
         return not is_coarse or now_ns - max(self.mtime_ns, self.ctime_ns) >= _COARSEST_NS
 
+    def is_of(self, stat: os.stat_result) -> bool:
+        """Whether this is what `stat` tells: as to compare with `identity_of`, and nothing is made for it."""
+        return (
+            stat.st_ctime_ns == self.ctime_ns
+            and stat.st_mtime_ns == self.mtime_ns
+            and stat.st_size == self.size_bytes
+            and stat.st_ino == self.inode
+            and stat.st_dev == self.dev
+        )
+
     def is_same_inode(self, other: FileIdentity) -> bool:
         """One file, whatever happened to it in between."""
         return (self.dev, self.inode) == (other.dev, other.inode)

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from durastore.fsio.folder import Folder
 from durastore.fsio.forks import FORKING
 
-__all__ = ["NotLeased", "check_leased", "has_writer", "leased", "writers_among"]
+__all__ = ["NotLeased", "check_leased", "has_writer", "is_written", "leased", "writers_among"]
 
 _SETLEASE = getattr(fcntl, "F_SETLEASE", None)
 _GETLEASE = getattr(fcntl, "F_GETLEASE", None)
@@ -65,15 +65,22 @@ def check_leased(fd: int) -> None:
 
 def has_writer(fd: int) -> bool:
     """True if the kernel says that somebody has the file open for writing; False also where it does not tell."""
+    return is_written(fd) is True
+
+
+def is_written(fd: int) -> bool | None:
+    """Whether somebody has the file open or mapped for writing; None where the kernel does not tell."""
     if _SETLEASE is None:
-        return False
+        return None
     try:  # as `leased`, without what a context costs: this is asked of every file of a folder
         fcntl.fcntl(fd, _SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, _SETLEASE, fcntl.F_RDLCK)
     except OSError as exc:
-        return exc.errno == _WRITER_ERRNO
-    with suppress(OSError):  # broken by the kernel meanwhile
+        return True if exc.errno == _WRITER_ERRNO else None
+    try:
         fcntl.fcntl(fd, _SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        pass  # broken by the kernel meanwhile
     return False
 
 

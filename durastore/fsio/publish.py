@@ -67,14 +67,18 @@ class TempFile:
         self._temp = temp
 
     @classmethod
-    def open(cls, folder: Folder, *, temps: Folder | None = None) -> TempFile:
-        """In `folder`; `temps` (default: the same) is where a temp name goes. `DiskFailed` if it cannot be made."""
+    def open(cls, folder: Folder, *, temps: Folder | None = None, flags: int = 0) -> TempFile:
+        """In `folder`; `temps` (default: the same) is where a temp name goes. `flags`: more of them for an unnamed
+        file. `DiskFailed` if it cannot be made.
+        """
         temps = temps or folder
         unnamed = getattr(os, "O_TMPFILE", None)
         if unnamed is not None:
             try:
-                return cls(SYS.open(".", os.O_RDWR | unnamed, mode=0o600, dir_fd=folder.fd), temps, temp=None)
+                return cls(SYS.open(".", os.O_RDWR | unnamed | flags, mode=0o600, dir_fd=folder.fd), temps, temp=None)
             except OSError as exc:
+                if exc.errno == errno.EPERM and flags:  # O_NOATIME, on a file system that gives new files away
+                    return cls.open(folder, temps=temps)
                 if exc.errno not in _NO_TMPFILE:
                     raise _uncreated(folder, exc) from exc
         return cls.named(temps)

@@ -21,6 +21,10 @@ class RateLimit:
         self._due_s = clock.monotonic()
         """When all that was spent so far may have been read."""
 
+    @property
+    def is_unlimited(self) -> bool:
+        return not self._bytes_per_s
+
     def spend(self, size_bytes: int) -> None:
         """Wait until so many more bytes may be read. After a pause no more than a quarter of a second is made up."""
         if not self._bytes_per_s:

@@ -9,23 +9,24 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from durastore.errors import NO_ROOM, DiskFailed, RootMismatch, SpoolUnreadable
 from durastore.fsio.cache import drop_cached, read_ahead
 from durastore.fsio.folder import Folder
 from durastore.fsio.identity import identify
+from durastore.fsio.past_cache import writing_past_cache
 from durastore.fsio.paths import open_folder
 from durastore.fsio.publish import TempFile, write_all
-from durastore.fsio.sys import SYS
+from durastore.migrate.durable import DurableNames
 from durastore.migrate.existing import settle_existing
 from durastore.migrate.metadata import set_file_meta
 from durastore.migrate.outcome import Item, Outcome, StopCopying, cut_units
-from durastore.migrate.reading import SourceChanged, SourceRead, read_copy, read_source
+from durastore.migrate.reading import Sink, SourceChanged, SourceRead, read_copy, read_dropped
 from durastore.migrate.record import Proven
 from durastore.migrate.scan import parent_of
 from durastore.migrate.tools import CopyTools, judged, sync_file
@@ -34,22 +35,18 @@ from durastore.verify.copied import CopiedFile
 __all__ = ["LARGE_BYTES", "copy_files"]
 
 LARGE_BYTES = 2 << 20
-_BATCH_FILES = 128
+_BATCH_FILES = 512
 _BATCH_BYTES = 32 << 20
 _BATCH_FOLDERS = 16
+_AHEAD_FILES = 32
+"""Sources that are open, and asked for, before their turn: the device sorts its reads, and nobody waits for one."""
 _SPARE_FILES = 128
+_LEAST_SHARE = 24
+_NO_ATIME = getattr(os, "O_NOATIME", 0)
 
 
 class TargetFailed(Exception):
     """Writing failed; the cause is an OSError of the target's side."""
-
-
-@contextmanager
-def _of_target() -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise TargetFailed(str(exc)) from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +63,10 @@ def copy_files(tools: CopyTools, items: Sequence[Item], *, outcome: Outcome) -> 
 
     Names made by this are durable when it returns without `outcome.stopped`.
     """
-    copier = _Copier(tools, outcome)
-    units = cut_units(items, large_bytes=LARGE_BYTES, limits=_limits(tools.jobs))
-    with ThreadPoolExecutor(tools.jobs, thread_name_prefix="durastore-migrate") as pool:
+    share = _Share.of(tools.jobs)
+    copier = _Copier(tools, outcome, ahead=share.ahead if tools.reader.is_unlimited else 0)
+    units = cut_units(items, large_bytes=LARGE_BYTES, limits=(share.files, _BATCH_BYTES, share.folders))
+    with ThreadPoolExecutor(share.jobs, thread_name_prefix="durastore-migrate") as pool:
         try:
             list(pool.map(copier.work, units))
         except BaseException:
@@ -78,23 +76,37 @@ def copy_files(tools: CopyTools, items: Sequence[Item], *, outcome: Outcome) -> 
         copier.finish()
 
 
-def _limits(jobs: int) -> tuple[int, int, int]:
-    """So many descriptors as the process may have are shared by its threads."""
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = (allowed - _SPARE_FILES) // jobs - 2 * _BATCH_FOLDERS
-    return max(4, min(_BATCH_FILES, files)), _BATCH_BYTES, _BATCH_FOLDERS
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Share:
+    """What each of so many threads may have open: the process may have so many descriptors, and no more."""
+
+    jobs: int
+    files: int
+    """Copies of one batch."""
+    folders: int
+    """On each side."""
+    ahead: int
+    """Sources before their turn."""
+
+    @classmethod
+    def of(cls, jobs: int) -> _Share:
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = max(allowed - _SPARE_FILES, _LEAST_SHARE)
+        jobs = min(jobs, free // _LEAST_SHARE)
+        share = free // jobs
+        ahead, folders = min(_AHEAD_FILES, share // 8), min(_BATCH_FOLDERS, share // 8)
+        files = min(_BATCH_FILES, share - ahead - 2 * folders - 2)
+        return cls(jobs=jobs, files=files, folders=folders, ahead=ahead)
 
 
 class _Copier:
     """Thread-safe: each thread works on a unit of its own."""
 
-    def __init__(self, tools: CopyTools, outcome: Outcome) -> None:
+    def __init__(self, tools: CopyTools, outcome: Outcome, *, ahead: int) -> None:
         self._tools = tools
         self._outcome = outcome
-        self._lock = threading.Lock()
-        self._named: list[Proven] = []
-        """Have their names, which are not known to be durable."""
-        self._has_syncfs = True
+        self.ahead = ahead
+        self.names = DurableNames(tools.target, tools.log)
 
     def work(self, unit: list[Item]) -> None:
         """One unit. Nothing once it was stopped."""
@@ -117,49 +129,14 @@ class _Copier:
     def finish(self) -> None:
         """The last names are durable, and on record."""
         try:
-            self.sync([])
-            if not self._has_syncfs:
-                self._sync_folders()
-            self._tools.log.close()
+            self.names.finish()
         except (StopCopying, DiskFailed) as exc:
             self._outcome.stop(str(exc))
 
-    def sync(self, written: Sequence[_Written]) -> None:
-        """The bytes of these are durable, and every name that was given before. `StopCopying` if that fails."""
-        with self._lock:
-            named, self._named = self._named, []
-        try:
-            if self._has_syncfs:
-                SYS.syncfs(self._tools.target.folder.fd)  # one for all: a batch of fsyncs is a batch of disk flushes
-        except OSError as exc:
-            if exc.errno != errno.ENOSYS:
-                raise StopCopying.of(exc) from exc
-            self._has_syncfs = False
-        if self._has_syncfs:
-            self._tools.log.add(named)  # M4: after the sync
-            return
-        with self._lock:
-            self._named = [*named, *self._named]
-        for each in written:
-            sync_file(each.temp.fd)
-
-    def _sync_folders(self) -> None:
-        for path in sorted({parent_of(each.copied.path) for each in self._named}):
-            with open_folder(self._tools.target.folder, path) as folder:
-                sync_file(folder.fd)
-        self._tools.log.add(self._named)
-
-    def note(self, proven: Proven) -> None:
-        """It has its name."""
-        with self._lock:
-            self._named.append(proven)
-        self._outcome.copy(proven)
-
-    def record(self, proven: Proven, folder: Folder) -> None:
-        """It has its name: made durable, and on record, at once."""
-        sync_file(folder.fd)
-        self._tools.log.add([proven])
-        self._outcome.copy(proven)
+    def note(self, copies: Sequence[Proven]) -> None:
+        """They have their names."""
+        self._outcome.copy(copies)
+        self.names.note(copies)
 
 
 class _Unit:
@@ -184,29 +161,63 @@ class _Unit:
             self._copy_batch(fresh)
 
     def _copy_batch(self, items: list[Item]) -> None:
-        written = [each for item in items if (each := self._written(item)) is not None]
+        with closing(self._sources(items)) as sources:
+            written = [each for item, source in sources if (each := self._written(item, source)) is not None]
         if not written:
             return
-        self._copier.sync(written)
+        self._copier.names.sync([each.temp.fd for each in written])
         for each in written:  # all of them dropped, then all asked for: the device sorts its reads
             drop_cached(each.temp.fd)
         for each in written:
             read_ahead(each.temp.fd)
-        for each in written:
-            proven = self._named(each)
-            if proven is not None:
-                self._copier.note(proven)
+        named: list[Proven] = []
+        try:
+            for each in written:
+                proven = self._named(each)
+                if proven is not None:
+                    named.append(proven)
+        finally:
+            self._copier.note(named)
+        self._copier.names.sync_due()
 
     def _copy_large(self, item: Item) -> None:
-        each = self._written(item)
+        with closing(self._sources([item])) as sources:
+            (each,) = (self._written(item, source) for _, source in sources)
         if each is None:
             return
         sync_file(each.temp.fd)
         proven = self._named(each)
         if proven is not None:
-            self._copier.record(proven, self._folder(item, is_target=True))
+            self._copier.note([proven])
+            self._copier.names.sync_due()
 
-    def _written(self, item: Item) -> _Written | None:
+    def _sources(self, items: list[Item]) -> Generator[tuple[Item, int | Exception], None, None]:
+        """Each with its open source, or why it cannot be opened. Small ones are asked for some files ahead."""
+        files_ahead = self._copier.ahead if len(items) > 1 else 0
+        ahead: deque[tuple[Item, int | Exception]] = deque()
+        left = iter(items)
+        try:
+            while True:
+                while len(ahead) <= files_ahead and (item := next(left, None)) is not None:
+                    ahead.append((item, self._opened(item, is_ahead=files_ahead > 0)))
+                if not ahead:
+                    return
+                yield ahead[0]
+                _close(ahead.popleft()[1])
+        finally:
+            for _, source in ahead:
+                _close(source)
+
+    def _opened(self, item: Item, *, is_ahead: bool) -> int | Exception:
+        try:
+            fd = self._folder(item, is_target=False).open_read(item.file.path.rpartition("/")[2])
+        except (OSError, SpoolUnreadable) as exc:
+            return exc
+        if is_ahead:
+            read_ahead(fd)
+        return fd
+
+    def _written(self, item: Item, source: int | Exception) -> _Written | None:
         """The copy, written and unnamed; None if the file failed. `StopCopying` if no other can do better."""
         path = item.file.path
         try:
@@ -215,14 +226,17 @@ class _Unit:
             self._outcome.fail(path, f"its folder in the destination: {exc.strerror or exc}")  # case B13
             return None
         try:
-            temp = self._held.enter_context(TempFile.open(target, temps=self._tools.target.temps))
+            temp = TempFile.open(target, temps=self._tools.target.temps, flags=_NO_ATIME)
         except DiskFailed as exc:
             if exc.is_full:
                 raise StopCopying.of(exc) from exc  # case B115
             self._outcome.fail(path, exc.message)
             return None
+        self._held.enter_context(temp)
         try:
-            read = self._read_into(temp, item)
+            if isinstance(source, Exception):
+                raise source
+            return _Written(item=item, temp=temp, read=self._read_into(temp, item, source=source))
         except TargetFailed as exc:
             cause = exc.__cause__
             assert isinstance(cause, OSError)
@@ -233,31 +247,28 @@ class _Unit:
             self._outcome.fail(path, str(exc))
         except (OSError, SpoolUnreadable) as exc:
             self._outcome.fail(path, f"cannot be read: {getattr(exc, 'strerror', None) or exc}")
-        else:
-            return _Written(item=item, temp=temp, read=read)
         return None
 
-    def _read_into(self, temp: TempFile, item: Item) -> SourceRead:
+    def _read_into(self, temp: TempFile, item: Item, *, source: int) -> SourceRead:
         """Bytes, mode and times; `TargetFailed` where it is not the source that fails."""
-
-        def take(block: memoryview) -> None:
-            with _of_target():
-                write_all(temp.fd, [block])
-
-        source = self._folder(item, is_target=False)
-        name = item.file.path.rpartition("/")[2]
-        read = read_source(
-            source, name, expect=item.file.identity, formats=self._tools.formats, sink=(take, self._tools.rate)
-        )
-        with _of_target():
-            set_file_meta(temp.fd, item.file.meta)
+        fd = temp.fd
+        if item.file.identity.size_bytes >= LARGE_BYTES:
+            with writing_past_cache(fd) as write:
+                read = self._tools.reader.read(source, item.file, take=_to_target(write))
+        else:
+            read = self._tools.reader.read(source, item.file, take=_to_target(lambda block: write_all(fd, [block])))
+        try:
+            set_file_meta(fd, item.file.meta)
+        except OSError as exc:
+            raise TargetFailed(str(exc)) from exc
         return read
 
     def _named(self, each: _Written) -> Proven | None:
         """Read back, compared, named (M1); None if the file failed."""
         path, fd = each.item.file.path, each.temp.fd
+        size_bytes = each.item.file.identity.size_bytes
         try:
-            digest = read_copy(fd, each.item.file.identity.size_bytes)
+            digest = (read_copy if size_bytes >= LARGE_BYTES else read_dropped)(fd, size_bytes)
         except OSError as exc:
             self._outcome.fail(path, f"the copy cannot be read back: {exc.strerror or exc}", is_mismatch=True)
             return None
@@ -309,3 +320,18 @@ class _Unit:
             raise OSError(errno.EXDEV, "another file system is mounted there")
         self._folders[is_target, path] = folder
         return folder
+
+
+def _to_target(write: Callable[[memoryview], object]) -> Sink:
+    def take(block: memoryview) -> None:
+        try:
+            write(block)
+        except OSError as exc:
+            raise TargetFailed(str(exc)) from exc
+
+    return take
+
+
+def _close(source: int | Exception) -> None:
+    if isinstance(source, int):
+        os.close(source)

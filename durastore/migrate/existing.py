@@ -16,7 +16,7 @@ from durastore.fsio.relocate import relocate
 from durastore.fsio.sys import SYS
 from durastore.migrate.outcome import Item, Outcome, StopCopying
 from durastore.migrate.places import Target
-from durastore.migrate.reading import SourceChanged, read_copy, read_source
+from durastore.migrate.reading import SourceChanged, SourceRead, read_copy
 from durastore.migrate.tools import CopyTools, judged
 from durastore.model import Digest
 from durastore.verify.copied import CopiedFile
@@ -72,7 +72,7 @@ def _compare(
     path, name = item.file.path, item.file.path.rpartition("/")[2]
     source, target = folders
     try:
-        read = read_source(source, name, expect=item.file.identity, formats=tools.formats, sink=(_drop, tools.rate))
+        read = _read_here(tools, item, folder=source, name=name)
     except SourceChanged as exc:
         outcome.fail(path, str(exc))
         return True
@@ -96,6 +96,14 @@ def _compare(
         return False
     outcome.fail(path, "the destination has another file of this name, which was left as it is")  # case B41
     return True
+
+
+def _read_here(tools: CopyTools, item: Item, *, folder: Folder, name: str) -> SourceRead:
+    fd = folder.open_read(name)
+    try:
+        return tools.reader.read(fd, item.file, take=_drop)
+    finally:
+        os.close(fd)
 
 
 def _read_there(folder: Folder, name: str) -> tuple[FileIdentity, Digest | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat as stat_module
 from contextlib import suppress
 
 from durastore.errors import NO_ROOM, SpoolUnreadable
@@ -19,6 +20,8 @@ from durastore.migrate.places import Target
 from durastore.migrate.scan import Meta, SourceFolder, SourceLink
 
 __all__ = ["finish_folders", "make_folders", "make_links", "names_of", "set_file_meta"]
+
+_NO_ATIME = getattr(os, "O_NOATIME", 0)
 
 
 def make_folders(target: Target, folders: list[SourceFolder], *, outcome: Outcome) -> dict[str, frozenset[str]]:
@@ -76,12 +79,17 @@ def make_links(target: Target, links: list[SourceLink], *, outcome: Outcome) -> 
 
 def set_file_meta(fd: int, meta: Meta) -> None:
     """Of an open file or folder. OSError if mode or times cannot be set."""
-    if os.geteuid() == 0:
+    made = os.fstat(fd)
+    is_others = (made.st_uid, made.st_gid) != (meta.uid, meta.gid) and os.geteuid() == 0
+    if is_others:
         with suppress(OSError):  # a file system without owners
             SYS.chown(fd, uid=meta.uid, gid=meta.gid)
-    SYS.chmod(fd, meta.mode)  # after the owner, whose change takes set-id bits off
-    with suppress(OSError):  # reading it back is nobody's access; a server that is not to serve root refuses that
-        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | getattr(os, "O_NOATIME", 0))
+    if is_others or stat_module.S_IMODE(made.st_mode) != meta.mode:
+        SYS.chmod(fd, meta.mode)  # after the owner, whose change takes set-id bits off
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    if not flags & _NO_ATIME:
+        with suppress(OSError):  # reading it back is nobody's access; a server that is not to serve root refuses that
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags | _NO_ATIME)
     SYS.set_times(fd, atime_ns=meta.atime_ns, mtime_ns=meta.mtime_ns)
 
 

@@ -59,12 +59,13 @@ class Outcome:
         self.there_before = 0
         self.stopped: str | None = None
 
-    def copy(self, proven: Proven) -> None:
+    def copy(self, copies: Sequence[Proven]) -> None:
         """Copied in this run."""
         with self._lock:
-            self.copied += 1
-            self.copied_bytes += proven.copied.source.size_bytes
-            self._prove(proven)
+            for proven in copies:
+                self.copied += 1
+                self.copied_bytes += proven.copied.source.size_bytes
+                self._prove(proven)
 
     def find(self, proven: Proven) -> None:
         """Was there, and is proven."""

@@ -6,24 +6,36 @@ device. Must never give a digest of a file that changed.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 import xxhash
 
 from durastore.clock import SYSTEM_CLOCK
-from durastore.fsio.cache import drop_cached, read_once
-from durastore.fsio.folder import Folder
-from durastore.fsio.identity import FileIdentity, identify
-from durastore.fsio.lease import NotLeased, leased
+from durastore.fsio.cache import drop_cached, is_uncached
+from durastore.fsio.lease import is_written
+from durastore.fsio.past_cache import read_blocks
 from durastore.fsio.rate import RateLimit
 from durastore.migrate.record import Prior
+from durastore.migrate.scan import SourceFile
 from durastore.model import Digest
 
-__all__ = ["BLOCK_BYTES", "Formats", "SourceChanged", "SourceRead", "read_copy", "read_source"]
+__all__ = [
+    "BLOCK_BYTES",
+    "Formats",
+    "Sink",
+    "SourceChanged",
+    "SourceRead",
+    "SourceReader",
+    "read_copy",
+    "read_dropped",
+]
 
-BLOCK_BYTES = 256 << 10  # what is hashed and written next is still in the core's cache
+BLOCK_BYTES = 256 << 10
+"""Files up to this are read at once."""
 Sink = Callable[[memoryview], None]
 
 
@@ -55,77 +67,107 @@ class SourceRead:
     damage: str | None
 
 
-def read_source(
-    folder: Folder, name: str, *, expect: FileIdentity, formats: Formats, sink: tuple[Sink, RateLimit]
-) -> SourceRead:
-    """Read the file from its beginning to its end, block by block into the sink (which must not keep the block).
+class SourceReader:
+    """How this run reads sources. Thread-safe."""
 
-    `SourceChanged` if it is not the file that is expected, or changed; OSError or `SpoolUnreadable` where it cannot be
-    read.
-    """
-    take, rate = sink
-    fd = folder.open_read(name)
-    try:
-        if identify(fd) != expect:
+    def __init__(self, formats: Formats, *, rate: RateLimit, is_local: bool) -> None:
+        self._formats = formats
+        self._rate = rate
+        self._is_local = is_local
+
+    @property
+    def is_unlimited(self) -> bool:
+        return self._rate.is_unlimited
+
+    def read(self, fd: int, file: SourceFile, *, take: Sink) -> SourceRead:
+        """Read the open file from its beginning to its end, block by block into `take` (which must not keep the block).
+
+        `SourceChanged` if it is not the file that was scanned, or changed; OSError where it cannot be read.
+        """
+        expect, formats = file.identity, self._formats
+        if not expect.is_of(os.fstat(fd)):
             raise SourceChanged("it changed since it was looked at")
         is_young = not expect.would_show_change(SYSTEM_CLOCK.now_ns())  # by the time before the first byte
-        before = _is_written(fd)
-        digest = _read_all(fd, expect.size_bytes, take=take, rate=rate)
+        before = is_written(fd)
+        if expect.size_bytes > BLOCK_BYTES:
+            digest = self._read_blocks(fd, expect.size_bytes, take=take)
+        else:
+            digest = self._read_at_once(fd, expect.size_bytes, take=take)
+        name = file.path.rpartition("/")[2]
         fits, damage = formats.find_damage(fd, name) if formats.is_known(name) else (False, None)
-        after = _is_written(fd)
-        if identify(fd) != expect:
+        after = is_written(fd)
+        if not expect.is_of(os.fstat(fd)):
             raise SourceChanged("it changed while it was read")
-    finally:
-        os.close(fd)
-    return SourceRead(
-        digest=digest,
-        is_quiet=before is after is False and not is_young,
-        has_writer=True in (before, after),
-        is_young=is_young,
-        prior=Prior.LENGTH if fits else Prior.NONE,
-        damage=damage,
-    )
+        return SourceRead(
+            digest=digest,
+            is_quiet=before is after is False and not is_young,
+            has_writer=True in (before, after),
+            is_young=is_young,
+            prior=Prior.LENGTH if fits else Prior.NONE,
+            damage=damage,
+        )
+
+    def _read_at_once(self, fd: int, size_bytes: int, *, take: Sink) -> Digest:
+        self._rate.spend(size_bytes)
+        data = memoryview(bytearray(size_bytes + 1))
+        count = 0
+        # with room for one byte more than expected: a read that ends at the size has seen the end of the file
+        while more := os.preadv(fd, [data[count:]], count):
+            count += more
+            if count >= size_bytes:
+                break
+        _check_size(count, size_bytes)
+        digest = Digest.of(data[:count])
+        take(data[:count])
+        return digest
+
+    def _read_blocks(self, fd: int, size_bytes: int, *, take: Sink) -> Digest:
+        hasher = xxhash.xxh3_128()
+        count = 0
+        # a page in memory may be newer than what a failing disk took of it: then, and where nobody tells, by the cache
+        with closing(read_blocks(fd, is_direct=self._is_local and is_uncached(fd))) as blocks:
+            for block in blocks:
+                self._rate.spend(len(block))
+                count += len(block)
+                if count > size_bytes:
+                    break
+                hasher.update(block)
+                take(block)
+        _check_size(count, size_bytes)
+        return Digest(hasher.hexdigest())
 
 
 def read_copy(fd: int, size_bytes: int) -> Digest:
     """Digest of synced bytes, read from the device. OSError where they cannot be read."""
     drop_cached(fd)
-    if size_bytes > BLOCK_BYTES:
-        read_once(fd)
+    if size_bytes <= BLOCK_BYTES:
+        return read_dropped(fd, size_bytes)
     hasher = xxhash.xxh3_128()
-    offset = 0
-    # one byte more than expected, so that a longer file shows
-    while block := os.pread(fd, min(BLOCK_BYTES, size_bytes + 1), offset):
-        hasher.update(block)
-        offset += len(block)
-    if offset != size_bytes:
-        raise OSError(5, f"{offset} bytes instead of {size_bytes} are there")
+    count = 0
+    with closing(read_blocks(fd)) as blocks:
+        for block in blocks:
+            hasher.update(block)
+            count += len(block)
+            if count > size_bytes:
+                break
+    _check_copied(count, size_bytes)
     return Digest(hasher.hexdigest())
 
 
-def _read_all(fd: int, size_bytes: int, *, take: Sink, rate: RateLimit) -> Digest:
-    if size_bytes > BLOCK_BYTES:
-        read_once(fd)
-    hasher = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(min(BLOCK_BYTES, size_bytes + 1)))
-    offset = 0
-    while offset <= size_bytes:
-        rate.spend(min(len(buffer), size_bytes - offset))
-        count = os.preadv(fd, [buffer], offset)
-        if count == 0:
-            break
-        hasher.update(buffer[:count])
-        take(buffer[:count])
-        offset += count
-    if offset != size_bytes:
-        raise SourceChanged(f"{offset} bytes were read of a file of {size_bytes}")  # cases B44, B124
-    return Digest(hasher.hexdigest())
+def read_dropped(fd: int, size_bytes: int) -> Digest:
+    """The same for a small file, by the cache, from which it was dropped before."""
+    data = os.pread(fd, size_bytes + 1, 0)  # one byte more than expected, so that a longer file shows
+    while 0 < len(data) < size_bytes and (more := os.pread(fd, size_bytes + 1 - len(data), len(data))):
+        data += more
+    _check_copied(len(data), size_bytes)
+    return Digest.of(data)
 
 
-def _is_written(fd: int) -> bool | None:
-    """Whether somebody has it open or mapped for writing; None where the kernel does not tell."""
-    try:
-        with leased(fd):
-            return False
-    except NotLeased as exc:
-        return True if exc.is_writer else None
+def _check_size(count: int, size_bytes: int) -> None:
+    if count != size_bytes:
+        raise SourceChanged(f"{count} bytes were read of a file of {size_bytes}")  # cases B44, B124
+
+
+def _check_copied(count: int, size_bytes: int) -> None:
+    if count != size_bytes:
+        raise OSError(errno.EIO, f"{count} bytes instead of {size_bytes} are there")

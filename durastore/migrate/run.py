@@ -20,6 +20,7 @@ from durastore.formats.spool_root import GOING_NAME
 from durastore.fsio.folding import find_folding
 from durastore.fsio.paths import open_folder
 from durastore.fsio.rate import RateLimit
+from durastore.fsio.space import filesystem_of
 from durastore.fsio.sys import SYS
 from durastore.migrate.copying import copy_files
 from durastore.migrate.handover import RootState, begin_root, end_root, path_at_target
@@ -28,7 +29,7 @@ from durastore.migrate.metadata import finish_folders, make_folders, make_links,
 from durastore.migrate.outcome import Outcome, Progress, StopCopying
 from durastore.migrate.places import Target, Trees, hold_trees, make_target
 from durastore.migrate.plan import find_folded
-from durastore.migrate.reading import Formats
+from durastore.migrate.reading import Formats, SourceReader
 from durastore.migrate.record import Intents, Prior, ProvenLog, load_intents, load_proven
 from durastore.migrate.report import MigrateReport, RootReport
 from durastore.migrate.roots import HeldRoot, below, root_of
@@ -184,8 +185,7 @@ class _Run:
                 log=log,
                 known=load_proven(target.private, source=source_id),
                 names=names,
-                formats=self._formats,
-                rate=RateLimit(self._request.bytes_per_s, clock=self._clock),
+                reader=self._reader(),
                 jobs=self._request.jobs,
             )
             copy_files(tools, look.items, outcome=outcome)
@@ -197,6 +197,11 @@ class _Run:
         report.links = make_links(target, links, outcome=outcome)
         finish_folders(target, folders, outcome=outcome)
         _sync_all(target, folders)
+
+    def _reader(self) -> SourceReader:
+        rate = RateLimit(self._request.bytes_per_s, clock=self._clock)
+        is_local = filesystem_of(self._target.trees.source.path).is_local_disk
+        return SourceReader(self._formats, rate=rate, is_local=is_local)
 
     def _refuse_folding(self) -> None:
         """Asked again with names of our own: before, DST may have had none to ask by (M7, case B127)."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from durastore.fsio.rate import RateLimit
 from durastore.fsio.sys import SYS
 from durastore.migrate.outcome import Item, StopCopying
 from durastore.migrate.places import Target
-from durastore.migrate.reading import Formats, SourceRead
+from durastore.migrate.reading import SourceRead, SourceReader
 from durastore.migrate.record import Prior, Proven, ProvenLog
 from durastore.verify.copied import CopiedFile
 
@@ -25,8 +24,7 @@ class CopyTools:
     """On record from earlier runs."""
     names: dict[str, frozenset[str]]
     """Folder -> names that DST has there already."""
-    formats: Formats
-    rate: RateLimit
+    reader: SourceReader
     jobs: int
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from durastore.migrate import copying
+from durastore.migrate import copying, reading
 from durastore.migrate.scan import PRIVATE_NAME
 from durastore.testing.killpoints import KillPoints
 from tests.crash.fork_servers import memory_folder, tell
@@ -35,6 +35,7 @@ def _small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copying, "_BATCH_FILES", 9)
         patch.setattr(copying, "LARGE_BYTES", 60_000)
+        patch.setattr(reading, "BLOCK_BYTES", 30_000)  # large ones go past the page cache, as far as the folder can
         yield
 
 

@@ -9,6 +9,8 @@ __all__ = ["MIGRATE"]
 _COPY_TESTS = "tests/unit/test_migrate_copy.py"
 _DOOR_TESTS = "tests/unit/test_reclaim_copied.py"
 _PROOF_TESTS = "tests/unit/test_verify_copied.py"
+_DURABLE_TESTS = "tests/unit/test_migrate_durable.py"
+_FLOW_TESTS = "tests/unit/test_migrate_flow.py"
 _ROOT_TESTS = "tests/unit/test_migrate_roots.py"
 
 _ABSENT_OR_COMPLETE = "a name in DST is absent or complete"
@@ -36,7 +38,7 @@ _COPYING = (
         "migrate/copying.py",
         "batch-named-unsynced",
         clause=_ABSENT_OR_COMPLETE,
-        change=("        self._copier.sync(written)\n", "        pass\n"),
+        change=("        self._copier.names.sync([each.temp.fd for each in written])\n", "        pass\n"),
         test=f"{_COPY_TESTS}::test_where_one_call_does_not_sync_all_each_is_synced",
     ),
     _mutant(
@@ -47,11 +49,46 @@ _COPYING = (
         test=f"{_COPY_TESTS}::test_a_sync_that_fails_names_nothing",
     ),
     _mutant(
-        "migrate/copying.py",
+        "migrate/durable.py",
         "failed-sync-passed-over",
         clause=_ABSENT_OR_COMPLETE,
         change=("            if exc.errno != errno.ENOSYS:\n", "            if False:\n"),
         test=f"{_COPY_TESTS}::test_a_sync_that_fails_names_nothing",
+    ),
+    _mutant(
+        "migrate/durable.py",
+        "failed-sync-forgotten",
+        clause=_ABSENT_OR_COMPLETE,
+        change=("                self._failed = exc\n", "                pass\n"),
+        test=f"{_DURABLE_TESTS}::test_a_sync_that_failed_is_never_taken_for_good",
+    ),
+    _mutant(
+        "migrate/durable.py",
+        "sync-that-began-before",
+        clause=_ABSENT_OR_COMPLETE,
+        change=("self._begun == begun", "not self._begun"),
+        test=f"{_DURABLE_TESTS}::test_who_waits_while_one_runs_shares_the_next",
+    ),
+    _mutant(
+        "migrate/reading.py",
+        "page-in-memory-passed-by",
+        clause=_CHANGED,
+        change=("is_direct=self._is_local and is_uncached(fd)", "is_direct=self._is_local"),
+        test=f"{_FLOW_TESTS}::test_what_is_in_memory_is_what_is_copied",
+    ),
+    _mutant(
+        "migrate/reading.py",
+        "layers-asked-for-pages",
+        clause=_CHANGED,
+        change=("is_direct=self._is_local and is_uncached(fd)", "is_direct=is_uncached(fd)"),
+        test=f"{_FLOW_TESTS}::test_what_is_in_memory_is_what_is_copied",
+    ),
+    _mutant(
+        "fsio/past_cache.py",
+        "fork-shares-what-is-read-into",
+        clause=_CHANGED,
+        change=('_WIPEONFORK = 18 if sys.platform == "linux" else None', "_WIPEONFORK = None"),
+        test="tests/unit/test_fsio_past_cache.py::test_a_fork_gets_no_copy_of_the_memory_that_is_read_into",
     ),
     _mutant(
         "migrate/copying.py",
@@ -107,7 +144,7 @@ _COPYING = (
         "short-source-is-whole",
         clause=_CHANGED,
         change=(
-            "    if offset != size_bytes:\n        raise SourceChanged",
+            "    if count != size_bytes:\n        raise SourceChanged",
             "    if False:\n        raise SourceChanged",
         ),
         test=f"{_COPY_TESTS}::test_a_source_that_shrinks_unnoticed_is_still_short",

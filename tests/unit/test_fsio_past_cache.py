@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from durastore.fsio.past_cache import read_past_cache, write_past_cache
+from durastore.fsio import past_cache
+from durastore.fsio.cache import drop_cached, is_uncached
+from durastore.fsio.past_cache import read_blocks, read_past_cache, write_past_cache, writing_past_cache
 from durastore.fsio.sys import SYS, Buffer
 
 ROOM = 4 << 20
@@ -135,3 +137,110 @@ def test_a_full_disk_is_told_and_the_descriptor_comes_back_as_it_was(fd: int, mo
     with pytest.raises(OSError, match="full"):
         write_past_cache(fd, [bytes(ROOM)])
     assert not is_direct(fd)
+
+
+def write_blocks(fd: int, data: bytes) -> None:
+    """As a copy is written: from memory as `read_blocks` has it."""
+    with past_cache._room() as room, writing_past_cache(fd) as write:
+        for start in range(0, len(data), ROOM):
+            block = data[start : start + ROOM]
+            room[: len(block)] = block
+            write(room[: len(block)])
+
+
+@pytest.mark.parametrize("is_direct_asked", [True, False])
+@pytest.mark.parametrize("size", SIZES)
+def test_blocks_are_the_file(fd: int, size: int, is_direct_asked: bool) -> None:
+    data = random.Random(size).randbytes(size)
+    write_blocks(fd, data)
+    assert not is_direct(fd)
+    assert os.pread(fd, size + 1, 0) == data
+    found = bytearray()
+    for block in read_blocks(fd, is_direct=is_direct_asked):
+        found += block
+    assert found == data
+    assert not is_direct(fd)
+
+
+def test_blocks_leave_nothing_in_the_page_cache(fd: int) -> None:
+    try:
+        os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        pytest.skip("this file system does not do without its cache")
+    write_blocks(fd, random.Random(5).randbytes(2 * ROOM))
+    os.fsync(fd)
+    assert not is_cached(fd)
+    assert sum(map(len, read_blocks(fd))) == 2 * ROOM
+    assert not is_cached(fd)
+
+
+def test_blocks_that_lie_anywhere_are_written_through_the_cache(fd: int) -> None:
+    data = random.Random(6).randbytes(100_001)
+    with writing_past_cache(fd) as write:
+        for start in range(0, len(data), 9_999):
+            write(memoryview(data)[start : start + 9_999])
+    assert os.pread(fd, len(data) + 1, 0) == data
+
+
+def test_a_file_system_that_wants_the_cache_is_read_through_it(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, plain = random.Random(7).randbytes(2 * ROOM + 5), os.preadv
+    os.write(fd, data)
+
+    def refuse(handle: int, buffers: Sequence[bytearray], offset: int) -> int:
+        if is_direct(handle):
+            raise OSError(errno.EINVAL, "not aligned to what this one wants")
+        return plain(handle, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    assert b"".join(map(bytes, read_blocks(fd))) == data
+
+
+def test_blocks_that_are_not_read_to_the_end_leave_the_descriptor_as_it_was(fd: int) -> None:
+    os.write(fd, bytes(2 * ROOM))
+    blocks = read_blocks(fd)
+    assert len(next(blocks)) == ROOM
+    blocks.close()
+    assert not is_direct(fd)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_a_fork_gets_no_copy_of_the_memory_that_is_read_into() -> None:
+    """Pages that two processes share are copied at the next write: what the disk brings then lands in one of them."""
+    room = past_cache._new_room()
+    room[:5] = b"bytes"
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if bytes(room[:5]) == bytes(5) else 9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert bytes(room[:5]) == b"bytes"
+
+
+def test_a_kernel_without_huge_pages_gives_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(past_cache, "_WIPEONFORK", None)
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 12345)
+    room = past_cache._new_room()
+    assert len(room) == ROOM
+    assert ctypes.addressof(ctypes.c_char.from_buffer(room)) % mmap.PAGESIZE == 0
+
+
+def test_the_kernel_tells_what_is_in_its_cache(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.write(fd, bytes(50_000))
+    assert not is_uncached(fd)
+    os.fsync(fd)
+    drop_cached(fd)
+    if is_cached(fd):
+        pytest.skip("this file system does not do without its cache")
+    if not is_uncached(fd):
+        pytest.skip("this kernel does not tell")
+    os.pread(fd, 1, 0)
+    assert not is_uncached(fd)
+    monkeypatch.setattr("durastore.fsio.cache._CACHESTAT", None)
+    drop_cached(fd)
+    assert not is_uncached(fd), "not knowing is not being told"
+
+
+def test_a_descriptor_that_cannot_be_asked_is_not_called_uncached() -> None:
+    reader, writer = os.pipe()
+    os.close(writer)
+    os.close(reader)
+    assert not is_uncached(reader)

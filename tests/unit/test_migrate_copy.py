@@ -535,7 +535,7 @@ def test_a_sync_that_fails_names_nothing(mig: MigrateLab, monkeypatch: pytest.Mo
 def test_an_interruption_is_not_worked_through(mig: MigrateLab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "_BATCH_FILES", 1)
     mig.fill(40)
-    plain = reading.read_copy
+    plain = reading.read_dropped
     batches: list[int] = []
 
     def interrupt(fd: int, size_bytes: int) -> Digest:
@@ -544,7 +544,7 @@ def test_an_interruption_is_not_worked_through(mig: MigrateLab, monkeypatch: pyt
             raise KeyboardInterrupt
         return plain(fd, size_bytes)
 
-    monkeypatch.setattr(copying, "read_copy", interrupt)
+    monkeypatch.setattr(copying, "read_dropped", interrupt)
     with pytest.raises(KeyboardInterrupt):
         mig.run(jobs=1)
     assert len(batches) == 2
