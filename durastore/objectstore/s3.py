@@ -44,6 +44,11 @@ class S3Store:
         return f"S3Store({self.url!r})"
 
     @property
+    def connector(self) -> Connector:
+        """For others that ask the same bucket with the same options: making a session takes longer than a request."""
+        return self._connector
+
+    @property
     def url(self) -> str:
         return f"s3://{self._bucket}"
 
