@@ -35,6 +35,20 @@ print(code)
 """
 
 
+WRITTEN_BY_A_CHILD = """
+import os
+from durastore.codec.blocks import BLOCKS, PAGED_BYTES
+block = BLOCKS.take(PAGED_BYTES)
+block[:] = 7
+pid = os.fork()
+if not pid:
+    block[:] = 9
+    os._exit(0)
+os.waitpid(pid, 0)
+print(int(block.min()), int(block.max()))
+"""
+
+
 def address(array: np.ndarray) -> int:
     found: int = array.__array_interface__["data"][0]
     return found
@@ -124,3 +138,8 @@ def test_the_garbage_collector_may_give_memory_back_in_the_middle_of_it_all() ->
 def test_a_child_that_was_forked_in_the_middle_of_it_gets_memory() -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKED_WHILE_LOCKED]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "7\n"
+
+
+def test_what_a_forked_child_writes_is_its_own() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", WRITTEN_BY_A_CHILD]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "7 7\n"
