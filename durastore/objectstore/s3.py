@@ -94,7 +94,7 @@ class S3Store:
         return self._reader.fetch_ranges(key, spans)
 
     def fetch_chunks(
-        self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None
+        self, key: ObjectKey, *, chunk_bytes: int = 1 << 20, version_id: str | None = None
     ) -> Iterator[bytes]:
         return self._reader.fetch_chunks(key, chunk_bytes=chunk_bytes, version_id=version_id)
 
