@@ -7,8 +7,10 @@ Must never lend memory out that anything can still see, and keeps no more than `
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,7 +22,11 @@ __all__ = ["BLOCKS", "Blocks"]
 
 LEAST_BYTES = 1 << 20
 """What is smaller comes from malloc, which keeps it by itself."""
+PAGED_BYTES = 4 << 20
+"""From here on memory begins at a page, so that a disk can put bytes there by itself (`read_past_cache`)."""
 _MIB = 1 << 20
+_HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 class Blocks:
@@ -44,7 +50,8 @@ class Blocks:
             if block is not None:
                 self._idle = [each for each in self._idle if each is not block]
         if block is None:
-            block = np.empty(-(-size_bytes // _MIB) * _MIB, np.uint8)
+            whole = -(-size_bytes // _MIB) * _MIB
+            block = np.frombuffer(_pages(whole), np.uint8) if whole >= PAGED_BYTES else np.empty(whole, np.uint8)
         lent: Bytes = np.asarray(_Lease(self, block, size_bytes=size_bytes))
         return lent
 
@@ -58,6 +65,18 @@ class Blocks:
             while sum(each.nbytes for each in kept) > self._idle_bytes:
                 kept.pop(0)  # the one that has been idle longest
             self._idle = kept
+
+
+def _pages(size_bytes: int) -> mmap.mmap:
+    """Whole pages of their own; large ones where the system has them."""
+    try:
+        pages = mmap.mmap(-1, size_bytes, **_PRIVATE)
+    except OSError as exc:
+        raise MemoryError(f"no memory for {size_bytes} bytes") from exc
+    if _HUGE is not None:
+        with suppress(OSError):  # a kernel without them
+            pages.madvise(_HUGE)
+    return pages
 
 
 class _Lease:

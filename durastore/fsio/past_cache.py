@@ -99,16 +99,25 @@ def read_past_cache(fd: int, target: memoryview, *, offset: int) -> int:
     What was just written through the cache is among them. OSError passes.
     """
     done = 0
-    with _room() as room, _direct(fd) as direct:
+    is_fit = bool(len(target)) and not _address(target) % _BLOCK_BYTES
+    with nullcontext() if is_fit else _room() as room, _direct(fd) as direct:
         while direct.is_on and not (offset + done) % _BLOCK_BYTES and len(target) - done >= _BLOCK_BYTES:
             wanted = min(_ROOM_BYTES, len(target) - done)
-            count = direct.read(room[: wanted - wanted % _BLOCK_BYTES], offset=offset + done)
-            target[done : done + count] = room[:count]
+            wanted -= wanted % _BLOCK_BYTES
+            # what is read stays fit for more: its length is whole blocks, or the loop ends with it
+            place = target[done : done + wanted] if room is None else room[:wanted]
+            count = direct.read(place, offset=offset + done)
+            if room is not None:
+                target[done : done + count] = room[:count]
             done += count
             if not count:  # the file ends, or wants its cache
                 break
         direct.end()
     return done + _read_plain(fd, target[done:], offset=offset + done)
+
+
+def _address(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def _read_plain(fd: int, target: memoryview, *, offset: int) -> int:

@@ -120,7 +120,7 @@ class DirectoryStore:
             return found.read(start, stop)
 
     def fetch_chunks(
-        self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None
+        self, key: ObjectKey, *, chunk_bytes: int = 1 << 20, version_id: str | None = None
     ) -> Iterator[bytes]:
         if version_id is not None:
             raise ObjectAbsent(f"get {key}: no such version", status=404, server_code="NoSuchVersion")

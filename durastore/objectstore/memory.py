@@ -104,7 +104,7 @@ class MemoryStore:
         return found.data[start:stop]
 
     def fetch_chunks(
-        self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None
+        self, key: ObjectKey, *, chunk_bytes: int = 1 << 20, version_id: str | None = None
     ) -> Iterator[bytes]:
         if version_id is not None:
             raise ObjectAbsent(f"get {key}: no such version", status=404, server_code="NoSuchVersion")

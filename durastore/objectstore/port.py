@@ -114,7 +114,7 @@ class ObjectReader(Protocol):
         ...
 
     def fetch_chunks(
-        self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None
+        self, key: ObjectKey, *, chunk_bytes: int = 1 << 20, version_id: str | None = None
     ) -> Iterator[bytes]:
         """The whole object in order, in pieces of about `chunk_bytes`. An error, never an early end, if bytes lack."""
         ...

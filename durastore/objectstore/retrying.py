@@ -138,7 +138,7 @@ class RetryingReader:
         )
 
     def fetch_chunks(
-        self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None
+        self, key: ObjectKey, *, chunk_bytes: int = 1 << 20, version_id: str | None = None
     ) -> Iterator[bytes]:
         """After a break the object is read from its start again and what was handed out is passed over.
 
@@ -210,7 +210,7 @@ class RetryingStore:
         return self._reader.fetch(key, offset=offset, length=length, if_match=if_match, version_id=version_id)
 
     def fetch_chunks(
-        self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None
+        self, key: ObjectKey, *, chunk_bytes: int = 1 << 20, version_id: str | None = None
     ) -> Iterator[bytes]:
         return self._reader.fetch_chunks(key, chunk_bytes=chunk_bytes, version_id=version_id)
 

@@ -44,6 +44,11 @@ class S3Store:
         return f"S3Store({self.url!r})"
 
     @property
+    def connector(self) -> Connector:
+        """For others that ask the same bucket with the same options: making a session takes longer than a request."""
+        return self._connector
+
+    @property
     def url(self) -> str:
         return f"s3://{self._bucket}"
 
@@ -89,7 +94,7 @@ class S3Store:
         return self._reader.fetch_ranges(key, spans)
 
     def fetch_chunks(
-        self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None
+        self, key: ObjectKey, *, chunk_bytes: int = 1 << 20, version_id: str | None = None
     ) -> Iterator[bytes]:
         return self._reader.fetch_chunks(key, chunk_bytes=chunk_bytes, version_id=version_id)
 

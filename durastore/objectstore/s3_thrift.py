@@ -7,6 +7,7 @@ left alone.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 __all__ = ["spare_repeated_work"]
@@ -29,10 +30,18 @@ def _resolve_endpoint_once(client: Any, loader: Any) -> None:
     parameters = getattr(getattr(client, "_ruleset_resolver", None), "_param_definitions", None)
     if not isinstance(parameters, dict) or not any(name in parameters for name in _PER_REQUEST):
         return
+    for name in _unasked(loader):
+        parameters.pop(name, None)
+
+
+@lru_cache(maxsize=4)
+def _unasked(loader: Any) -> tuple[str, ...]:
+    """Of the parameters that differ from request to request those that no rule asks for. Its rules take milliseconds to
+    look through, and are the same for all clients of a loader.
+    """
     rules = repr(loader.load_service_model("s3", "endpoint-rule-set-1")["rules"])
-    for name in _PER_REQUEST:
-        if not any(asked in rules for asked in (f"'ref': '{name}'", f"{{{name}}}", f"{{{name}#")):
-            parameters.pop(name, None)
+    forms = {name: (f"'ref': '{name}'", f"{{{name}}}", f"{{{name}#") for name in _PER_REQUEST}
+    return tuple(name for name, asked in forms.items() if not any(form in rules for form in asked))
 
 
 def _tell_agent_once(client: Any) -> None:

@@ -22,7 +22,7 @@ from durastore.reconcile.held import HeldObject, HeldRow
 
 __all__ = ["check_object"]
 
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
 _SHOWN = 5
 
 

@@ -246,7 +246,8 @@ class _Opener:
             catalog.view.index(run.digest), run=run.digest, rows_of=catalog.rows_of, is_held=catalog.is_held
         )
         known = None if self._is_own_adapter else url
-        Probing(services, self._policy(), spools=spools).start(known, self._s3, is_probed=self._is_probed(url))
+        probing = Probing(services, self._policy(), spools=spools)
+        probing.start(known, self._s3, is_probed=self._is_probed(url), via=self._bare)
         for number, each in enumerate(spools):
             self._lanes.append(self._lane(number, each, services=services, membership=membership))
         writer = PackWriter(spools[0], run, limits=self._pack_limits(), clock=self._clock, listener=self._lanes[0])
@@ -286,7 +287,7 @@ class _Opener:
         """The first write of all: where its headers are refused, the endpoint is probed for others at once."""
         if not self._is_probed(url):
             return ensure_marker(objects, url.prefix, run=run, clock=self._clock)
-        choose_headers(url, self._s3, root=root)
+        choose_headers(url, self._s3, root=root, via=self._bare)
         try:
             return ensure_marker(objects, url.prefix, run=run, clock=self._clock)
         except RequestRefused:

@@ -16,6 +16,7 @@ from durastore.errors import DurastoreError
 from durastore.formats.stop import Place
 from durastore.fsio.folder import Folder
 from durastore.objectstore.location import BucketUrl, S3Options
+from durastore.objectstore.port import ObjectStore
 from durastore.objectstore.probe.opening import opened_probe_port, probed_place
 from durastore.objectstore.probe.result import ProbeResult, WritePath
 from durastore.objectstore.probe.run import run_probe
@@ -49,17 +50,17 @@ class Probing:
         self._switch = StopSwitch(services, spools=spools)
         self._saved: list[ProbeResult] = []
 
-    def start(self, url: BucketUrl | None, s3: S3Options, *, is_probed: bool) -> None:
+    def start(self, url: BucketUrl | None, s3: S3Options, *, is_probed: bool, via: ObjectStore | None = None) -> None:
         """Restore a stop of an earlier session; with `is_probed`, find out what this endpoint guards.
 
-        `url` None: an adapter of the caller's own, which no saved result speaks of.
+        `url` None: an adapter of the caller's own, which no saved result speaks of. `via`: as in `opened_probe_port`.
         """
         if url is None:
             self._switch.restore((), place=None)
             return
         self._s3, prefix = s3, self._services.prefix
-        place, target = probed_place(url, s3=s3)
-        probe = partial(_probe, url, s3, prefix=prefix, clock=self._services.clock)
+        place, target = probed_place(url, s3=s3, via=via)
+        probe = partial(_probe, url, s3, prefix=prefix, clock=self._services.clock, via=via)
         self.begin(target, probe if is_probed else None, place=place)
 
     def begin(self, target: str, probe: Callable[[], ProbeResult] | None, *, place: Place) -> None:
@@ -121,9 +122,9 @@ class Probing:
             LOGGER.error("nothing will be reclaimed: %s", reason)
 
 
-def choose_headers(url: BucketUrl, s3: S3Options, *, root: SpoolRoot) -> None:
+def choose_headers(url: BucketUrl, s3: S3Options, *, root: SpoolRoot, via: ObjectStore | None = None) -> None:
     """Send the checksum headers that the newest saved probe of this endpoint saw work, whatever its age."""
-    _, target = probed_place(url, s3=s3)
+    _, target = probed_place(url, s3=s3, via=via)
     saved = load_probe(root.folder, target=target)
     if saved is not None:
         _send_as(saved, s3)
@@ -153,6 +154,6 @@ def _send_as(result: ProbeResult, s3: S3Options) -> bool:
     return is_new
 
 
-def _probe(url: BucketUrl, s3: S3Options, *, prefix: str, clock: Clock) -> ProbeResult:
-    with opened_probe_port(url, s3=s3) as port:
+def _probe(url: BucketUrl, s3: S3Options, *, prefix: str, clock: Clock, via: ObjectStore | None = None) -> ProbeResult:
+    with opened_probe_port(url, s3=s3, via=via) as port:
         return run_probe(port, prefix, clock=clock)

@@ -166,7 +166,7 @@ class FaultyReader:
         return _call(self._state, "fetch", key=key, is_write=False, action=action)
 
     def fetch_chunks(
-        self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None
+        self, key: ObjectKey, *, chunk_bytes: int = 1 << 20, version_id: str | None = None
     ) -> Iterator[bytes]:
         def action(fault: Fault | None) -> tuple[Fault | None, bytes]:
             self._check_lost("fetch_chunks", key)
@@ -280,7 +280,7 @@ class FaultyStore:
         return self._reader.fetch(key, **asked)
 
     def fetch_chunks(
-        self, key: ObjectKey, *, chunk_bytes: int = 8 << 20, version_id: str | None = None
+        self, key: ObjectKey, *, chunk_bytes: int = 1 << 20, version_id: str | None = None
     ) -> Iterator[bytes]:
         return self._reader.fetch_chunks(key, chunk_bytes=chunk_bytes, version_id=version_id)
 

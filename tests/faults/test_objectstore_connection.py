@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
+import random
 import ssl
 import sys
 from collections.abc import Iterator
@@ -20,10 +22,12 @@ from cryptography.x509.oid import NameOID
 
 from durastore import errors
 from durastore.model import ObjectKey
+from durastore.objectstore.crc import crc64nvme_b64
 from durastore.objectstore.location import BucketUrl, S3Options, open_object_store
 from durastore.objectstore.port import ObjectStore
 from durastore.objectstore.s3_client import Connector
 from durastore.objectstore.s3_ranged import RangedReads, _CredentialDoor
+from durastore.upload.aio import aio_transport
 from tests.faults.objectstore_scripted import Answer, ScriptedS3, SeenRequest, listing
 
 KEY = ObjectKey("p/k")
@@ -220,6 +224,24 @@ def test_a_private_authority_is_trusted_by_both_clients(
         _look(_open(S3Options(endpoint_url=server.endpoint_url, region="us-east-1", ca_bundle=str(bundle))))
         monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
         _look(_open(S3Options(endpoint_url=server.endpoint_url, region="us-east-1")))
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_a_large_body_of_the_aio_transport_comes_whole(is_tls: bool, authority: tuple[Path, ssl.SSLContext]) -> None:
+    """Its views are kept by whatever holds up the sending, a socket or a TLS layer, without a copy of ours."""
+    data = random.Random(1).randbytes((5 << 20) + 3)
+
+    async def send(options: S3Options) -> None:
+        async with aio_transport("bucket", options=options, max_requests=4)() as transport:
+            sent = memoryview(data)
+            await transport.put(KEY, sent, crc64nvme=crc64nvme_b64(data), metadata={}, if_absent=False)
+            await transport.upload_part(KEY, "u", number=1, body=sent[1:], crc64nvme=crc64nvme_b64(data[1:]))
+
+    with ScriptedS3(tls=authority[1] if is_tls else None) as server:
+        server.script(Answer(headers={"ETag": '"e"'}))
+        bundle = str(authority[0]) if is_tls else None
+        asyncio.run(send(S3Options(endpoint_url=server.endpoint_url, region="us-east-1", ca_bundle=bundle)))
+        assert [seen.body for seen in server.seen] == [data, data[1:]]
 
 
 def test_an_unknown_authority_is_not(authority: tuple[Path, ssl.SSLContext]) -> None:

@@ -478,6 +478,14 @@ _SENDING_GUARDS = (
         tests=(f"{_SOURCE_TESTS}::test_bytes_in_memory_are_checked_like_those_of_the_file",),
     ),
     Mutant(
+        name="blocks-shared-with-children",
+        clause=_SENT,
+        file="durastore/codec/blocks.py",
+        before="mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS",
+        after="mmap.MAP_SHARED | mmap.MAP_ANONYMOUS",
+        tests=("tests/unit/test_codec_blocks.py::test_what_a_forked_child_writes_is_its_own",),
+    ),
+    Mutant(
         name="complete-before-the-hash",
         clause=_SENT,
         file="durastore/upload/multipart.py",

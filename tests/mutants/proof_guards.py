@@ -253,6 +253,14 @@ _EVIDENCE_GUARDS = (
         test="test_a_spot_of_equal_bytes_under_another_etag_is_not_taken",
     ),
     Mutant(
+        name="probe-client-given-back-twice",
+        clause="a look is on a connection of its own: a client has one user at a time",
+        file="durastore/objectstore/probe/s3_wire.py",
+        before="        client, self._client = self._client, None\n",
+        after="        client = self._client\n",
+        tests=("tests/unit/test_probe_connector.py::test_a_client_that_is_given_back_has_one_user_at_a_time",),
+    ),
+    Mutant(
         name="read-back-not-compared",
         clause="else READ_BACK: fetch and hash every byte",
         file=REMOTE,

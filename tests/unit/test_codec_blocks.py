@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import subprocess
 import sys
 import threading
@@ -10,7 +11,7 @@ import threading
 import numpy as np
 import pytest
 
-from durastore.codec.blocks import LEAST_BYTES, Blocks
+from durastore.codec.blocks import LEAST_BYTES, PAGED_BYTES, Blocks
 
 MIB = 1 << 20
 FORKED_WHILE_LOCKED = """
@@ -31,6 +32,20 @@ if not pid:
 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 is_over.set()
 print(code)
+"""
+
+
+WRITTEN_BY_A_CHILD = """
+import os
+from durastore.codec.blocks import BLOCKS, PAGED_BYTES
+block = BLOCKS.take(PAGED_BYTES)
+block[:] = 7
+pid = os.fork()
+if not pid:
+    block[:] = 9
+    os._exit(0)
+os.waitpid(pid, 0)
+print(int(block.min()), int(block.max()))
 """
 
 
@@ -66,6 +81,21 @@ def test_sizes_are_exact_and_a_block_serves_what_needs_at_least_half_of_it() -> 
     assert address(blocks.take(4 * MIB + 1)) != place
     assert blocks.take(0).nbytes == 0
     assert blocks.take(LEAST_BYTES - 1).base is None
+
+
+@pytest.mark.parametrize("size", [PAGED_BYTES, 8 * MIB + 1])
+def test_large_memory_begins_at_a_page(size: int) -> None:
+    blocks = Blocks(idle_bytes=64 * MIB)
+    taken = [blocks.take(size) for _ in range(3)]
+    assert {address(each) % mmap.PAGESIZE for each in taken} == {0}
+    for number, each in enumerate(taken):
+        each[:] = number
+    assert [set(map(int, (each[0], each[size // 2], each[-1]))) for each in taken] == [{0}, {1}, {2}]
+
+
+def test_no_memory_is_told_as_numpy_tells_it() -> None:
+    with pytest.raises(MemoryError):
+        Blocks(idle_bytes=0).take(1 << 62)
 
 
 @pytest.mark.parametrize("size", [2, 7, 11])
@@ -108,3 +138,8 @@ def test_the_garbage_collector_may_give_memory_back_in_the_middle_of_it_all() ->
 def test_a_child_that_was_forked_in_the_middle_of_it_gets_memory() -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKED_WHILE_LOCKED]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "7\n"
+
+
+def test_what_a_forked_child_writes_is_its_own() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", WRITTEN_BY_A_CHILD]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "7 7\n"

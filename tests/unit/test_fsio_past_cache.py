@@ -67,6 +67,24 @@ def test_what_is_written_is_read_again(fd: int, size: int) -> None:
     assert not is_direct(fd)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_memory_that_lies_right_is_read_into_by_the_disk_itself(
+    fd: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = random.Random(size).randbytes(size)
+    write_past_cache(fd, [data])
+    monkeypatch.setattr(past_cache, "_room", None)  # whoever asks for other memory to copy from fails
+    with mmap.mmap(-1, size + mmap.PAGESIZE) as pages, memoryview(pages) as memory:
+        for offset in (0, 1, 4096, ROOM):
+            for wanted in {size + 1, size // 3 or 1}:
+                memory[:] = bytes(len(memory))
+                with memory[:wanted] as target:
+                    done = read_past_cache(fd, target, offset=offset)
+                assert bytes(memory[:done]) == data[offset : offset + wanted], (offset, wanted)
+                assert not any(memory[done:])  # nothing behind what was asked for
+    assert not is_direct(fd)
+
+
 def test_neither_writing_nor_reading_fills_the_page_cache(fd: int) -> None:
     data = random.Random(1).randbytes(ROOM)
     try:

@@ -70,13 +70,16 @@ class _Place:
 class S3Wire:
     """`ProbePort` for one bucket. Not thread-safe."""
 
-    def __init__(self, bucket: str, *, options: S3Options, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, bucket: str, *, options: S3Options, clock: Clock = SYSTEM_CLOCK, connector: Connector | None = None
+    ) -> None:
+        """`connector`: of a store that is open with the same options; None: one of its own."""
         self.bucket = bucket
         self._options = options
         self._clock = clock
-        connector = Connector(bucket, options)
-        self._client = connector.connect()
-        self._place = _resolve(connector, self._client)
+        self._connector = connector or Connector(bucket, options)
+        self._client = self._connector.connect()
+        self._place = _resolve(self._connector, self._client)
         self._session: Any = None
 
     def __repr__(self) -> str:
@@ -95,7 +98,9 @@ class S3Wire:
         return hashlib.sha256(repr((access_key, settings)).encode()).hexdigest()[:32]
 
     def close(self) -> None:
-        self._client.close()
+        client, self._client = self._client, None
+        if client is not None:  # once: given back twice, it would have two users at a time
+            self._connector.give_back(client)
         if self._session is not None:
             self._session.close()
             self._session = None
