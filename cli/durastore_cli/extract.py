@@ -161,7 +161,7 @@ def _budget_options(command: F) -> F:
             click.option(
                 "--preflight",
                 is_flag=True,
-                help="Only estimate bytes, requests, time and money; exit code 2 if it cannot work.",
+                help="Only estimate bytes, requests, time and money; exit code 2 if it cannot work, 3 if rows cannot.",
             ),
             click.option("--deadline", type=click.FloatRange(0), metavar="HOURS", help="Refuse what takes longer."),
             click.option("--tokens-per-s", type=click.FloatRange(0, min_open=True), help="Rate, for time and money."),
@@ -291,15 +291,16 @@ def _budget_of(options: dict[str, Any]) -> Budget:
 def _show_preflight(request: ExtractRequest, budget: Budget, *, as_json: bool) -> int:
     from durastore.extract.preflight_look import look_ahead
 
-    facts = look_ahead(request, budget).render()
+    found = look_ahead(request, budget)
+    facts = found.render()
     if as_json:
         print_json(facts)
     else:
-        refusals = facts.pop("refusals")
-        print_lines(f"{name}: {'not known' if value is None else value}" for name, value in facts.items())
-        print_lines(f"cannot work: {refusal}" for refusal in refusals)
-        facts["refusals"] = refusals
-    return 2 if facts["refusals"] else 0
+        numbers = {name: value for name, value in facts.items() if not isinstance(value, list)}
+        print_lines(f"{name}: {'not known' if value is None else value}" for name, value in numbers.items())
+        print_lines(f"cannot be used: line {row.line}: {row.stage}: {row.reason}" for row in found.work.first_unusable)
+        print_lines(f"cannot work: {refusal}" for refusal in found.refusals)
+    return found.exit_code
 
 
 def _lines(report: ExtractReport) -> Iterator[str]:
