@@ -22,7 +22,8 @@ from durastore.errors import DurastoreError
 from durastore.observe.events import LOGGER
 from durastore_cli.completion import complete_paths
 from durastore_cli.exits import EPILOG
-from durastore_cli.next_step import next_step
+from durastore_cli.next_step import AGAIN, next_step
+from durastore_cli.progress import Ticker
 
 __all__ = ["COMMANDS", "cli", "main", "run"]
 
@@ -126,7 +127,8 @@ def run(arguments: Sequence[str]) -> int:
         exc.show()
         return exc.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("durastore: interrupted", err=True)
+        Ticker.print_last()
+        click.echo(f"durastore: interrupted; {AGAIN}", err=True)
         return 130
     except BrokenPipeError:
         # Whoever read our stdout has gone; the interpreter must not fail once more when it flushes at exit.

@@ -16,7 +16,7 @@ __all__ = ["command"]
 @click.command(epilog=EPILOG)
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
-@click.option("--dry-run", is_flag=True, help="Only look and plan; nothing is made.")
+@click.option("--dry-run", is_flag=True, help="Only look and plan; exit code as far as that can tell.")
 @click.option("--reclaim-source", is_flag=True, help="Free each source after its copy on another device was proven.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Files copied at once.")
 @click.option("--limit-rate", type=SIZE, default=0, metavar="SIZE", help="Bytes a second read from SRC at most.")
@@ -35,7 +35,7 @@ def command(
 ) -> int:
     """Copy SRC to DST, a tree or a spool root, and prove every copy by reading it back from the device.
 
-    Exit code 0: DST has all that SRC has. Nothing in DST is overwritten. The same command again goes on where another
+    Exit code 0: DST has all files, folders and links that SRC has. Nothing in DST is overwritten. The same command again goes on where another
     one ended, wherever that was.
     """
     from durastore.adopt.inspect import is_data, tell_damage

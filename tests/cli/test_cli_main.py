@@ -20,6 +20,7 @@ from durastore.objectstore.retrying import RetryPolicy
 from durastore_cli import main as main_module
 from durastore_cli.exits import EXIT_CODES
 from durastore_cli.main import COMMANDS, run
+from durastore_cli.next_step import AGAIN
 from durastore_cli.progress import Ticker
 from tests.unit.reconcile_lab import npy
 
@@ -126,6 +127,32 @@ def test_progress_of_an_unknown_total_names_none(
     assert capsys.readouterr().err.splitlines() == ["adopt: 1 files", "adopt: 1 of 2 files"]
 
 
+def test_the_last_line_of_progress_is_the_end_and_not_the_middle(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("durastore_cli.progress._EVERY_S", 0.0)
+    tick = Ticker("adopt", "files")
+    tick(1, 3)
+    monkeypatch.setattr("durastore_cli.progress._EVERY_S", 1000.0)
+    tick(2, 3)
+    tick(2, 3)
+    tick(3, 3)
+    assert capsys.readouterr().err.splitlines() == ["adopt: 1 of 3 files", "adopt: 2 of 3 files", "adopt: 3 of 3 files"]
+    short = Ticker("adopt", "files")
+    short(3, 3)  # over before there was anything to show
+    assert capsys.readouterr().err == ""
+
+
+def test_an_interrupt_tells_how_far_it_came(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tick = Ticker("adopt", "files")
+    tick(2, 9)
+    _raising(monkeypatch, KeyboardInterrupt())
+    assert run(["raise"]) == 130
+    assert capsys.readouterr().err.splitlines()[-2:] == ["adopt: 2 of 9 files", f"durastore: interrupted; {AGAIN}"]
+
+
 def test_every_error_has_an_exit_code_that_help_shows() -> None:
     classes = [getattr(errors, name) for name in errors.__all__]
     assert {c.exit_code for c in classes if issubclass(c, DurastoreError)} <= set(EXIT_CODES)
@@ -230,7 +257,7 @@ def _raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     "error, code, shown",
     [
         (SpoolFull("no room", hint="free some"), 14, ["durastore: no room [spool-full]", "hint: free some"]),
-        (KeyboardInterrupt(), 130, ["durastore: interrupted"]),
+        (KeyboardInterrupt(), 130, [f"durastore: interrupted; {AGAIN}"]),
         (ValueError("odd"), 1, ["durastore: unexpected ValueError: odd"]),
     ],
 )
