@@ -123,6 +123,12 @@ def check_run(marker: Marker, run: Run | None, *, prefix: str) -> None:
     held = marker.run if marker.run is not None else Run.of({})  # a store made without a run holds the empty one
     if held.digest == run.digest:
         return
+    if held.digest == Run.of({}).digest:
+        raise RunMismatch(
+            f"{f'prefix {prefix}' if prefix else 'this bucket'} is one without a run: it holds files that were adopted"
+            " as they are, or its store was opened without run=",
+            hint="use another prefix for this run",
+        )
     lines = list(_difference(json.loads(held.text), json.loads(run.text)))
     more = [f"... and {len(lines) - _SHOWN_KEYS} more"] if len(lines) > _SHOWN_KEYS else []
     shown = "\n".join(f"  {line}" for line in [*lines[:_SHOWN_KEYS], *more])
