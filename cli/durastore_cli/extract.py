@@ -57,8 +57,19 @@ def _store_options(command: F) -> F:
                 type=click.Choice(["lazy", "eager", "never"]),
                 help="When proven packs leave the local disk (default lazy: above the low watermark).",
             ),
-            click.option("--settle", "settle_s", type=float, metavar="S", help="Least age of an upload before that."),
-            click.option("--high-watermark", "high_watermark_bytes", type=SIZE, help="Spool size at which work waits."),
+            click.option(
+                "--settle",
+                "settle_s",
+                type=float,
+                metavar="S",
+                help="Least age of an upload for that (default 600).",
+            ),
+            click.option(
+                "--high-watermark",
+                "high_watermark_bytes",
+                type=SIZE,
+                help="Spool size at which work waits (default 64GiB).",
+            ),
         )
     ):
         command = option(command)

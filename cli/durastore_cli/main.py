@@ -24,6 +24,7 @@ from durastore_cli.completion import complete_paths
 from durastore_cli.exits import EPILOG
 from durastore_cli.next_step import AGAIN, next_step
 from durastore_cli.progress import Ticker
+from durastore_cli.render import shown
 
 __all__ = ["COMMANDS", "cli", "main", "run"]
 
@@ -104,6 +105,8 @@ def cli(ctx: click.Context, *, debug: bool) -> None:
 def _report(exc: BaseException, *, is_debug: bool) -> int:
     if isinstance(exc, DurastoreError):
         click.echo(f"durastore: {exc.message} [{exc.code}]", err=True)
+    elif isinstance(exc, OSError) and exc.filename is not None and exc.strerror is not None:  # the system's own word
+        click.echo(f"durastore: {shown(os.fsdecode(exc.filename))}: {exc.strerror} [error]", err=True)
     else:
         click.echo(f"durastore: unexpected {type(exc).__name__}: {exc}", err=True)
     if hint := next_step(exc):

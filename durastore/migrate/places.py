@@ -6,6 +6,7 @@ Must never make anything before the plan was accepted, and nothing in SRC but it
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -135,6 +136,8 @@ def _open(path: Path, *, what: str) -> Folder:
         if real.exists() and not real.is_dir():
             hint = "migrate takes a folder with all that is in it, never a single file; nothing was made or changed"
             raise ConfigError(f"{what} {path} is no folder", hint=hint) from exc
+        if exc.errno not in (errno.ENOENT, errno.ENOTDIR):  # it is there
+            raise DiskFailed(f"{what} {path}: {exc.strerror or exc}", errno=exc.errno) from exc
         raise StoreMissing(
             f"{what} {path}: {exc.strerror}", hint="is the disk mounted? Nothing was made or changed"
         ) from exc

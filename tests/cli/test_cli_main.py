@@ -288,6 +288,7 @@ def test_stop_of_an_absent_root_is_no_store(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_stop_of_an_idle_root(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "w-00").mkdir()
     assert run(["stop", "--local", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"processes": [], "exit_code": 0}
 
@@ -296,6 +297,7 @@ def test_the_environment_names_the_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DURASTORE_LOCAL", str(tmp_path))
+    (tmp_path / "w-00").mkdir()
     assert run(["stop"]) == 0
     assert capsys.readouterr().out == "no process holds a spool of this root\n"
 
