@@ -94,7 +94,7 @@ def _first_of_each_kind(by_key: dict[Key, list[str]], survey: Survey) -> Iterato
     rows = _with_keys(survey, is_numbered=_is_numbered(by_key)) if wanted else ()
     for key, row in rows:
         if isinstance(row, RawRow) and type(row.content) in wanted and key in by_key:
-            wanted.remove(type(row.content))
+            wanted -= {type(row.content)}
             yield row
         if not wanted:
             return
