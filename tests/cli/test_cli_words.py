@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -93,3 +94,17 @@ def test_the_system_s_own_refusal_is_no_surprise(
     assert f"durastore: {tmp_path / 'spx'}: Permission denied [error]" in err
     assert "hint: check owner and mode" in err
     assert "unexpected" not in err
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [("speculators_train", "pip install speculators"), ("speculators_launch", "name speculators' launch script")],
+)
+def test_what_starts_another_tool_says_what_is_missing(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_module(f"durastore.integrations.{name}")
+    monkeypatch.setattr(sys, "argv", [name])
+    if hasattr(module, "find_spec"):
+        monkeypatch.setattr(module, "find_spec", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert words in str(ended.value.code)
