@@ -20,7 +20,7 @@ class RateStopped(Exception):
 class RateLimit:
     """Thread-safe. `bytes_per_s` 0: as fast as it goes, until `is_over`."""
 
-    def __init__(self, bytes_per_s: float, *, clock: Clock, is_over: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, bytes_per_s: float, *, clock: Clock, is_over: Callable[[], bool] | None = None) -> None:
         self._bytes_per_s = bytes_per_s
         self._clock = clock
         self._is_over = is_over
@@ -41,10 +41,11 @@ class RateLimit:
             self._due_s = max(self._due_s, now_s - _BURST_S) + size_bytes / self._bytes_per_s
             wait_s = self._due_s - now_s
         while wait_s > 0:
-            self._clock.sleep(min(wait_s, _LOOK_S))
+            slept_s = wait_s if self._is_over is None else min(wait_s, _LOOK_S)
+            self._clock.sleep(slept_s)
             self._refuse_late()
-            wait_s -= _LOOK_S
+            wait_s -= slept_s
 
     def _refuse_late(self) -> None:
-        if self._is_over():
+        if self._is_over is not None and self._is_over():
             raise RateStopped
