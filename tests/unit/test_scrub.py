@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from durastore.clock import ManualClock, SystemClock
+from durastore.clock import Clock, ManualClock, SystemClock
 from durastore.codec.encode import SampleContext, encode_sample
 from durastore.errors import ConfigError, EndpointUnreachable, StoreMissing
 from durastore.model import Digest, ManifestRow, ObjectKey, SampleId, WriterId
@@ -36,7 +36,7 @@ def bucket() -> Bucket:
     return bucket
 
 
-def look(bucket: Bucket, *, store: Any = None, clock: ManualClock | None = None, **changes: Any) -> ScrubReport:
+def look(bucket: Bucket, *, store: Any = None, clock: Clock | None = None, **changes: Any) -> ScrubReport:
     request = ScrubRequest(**changes)
     where = store if store is not None else bucket.store
     return scrub(where, bucket.prefix, request=request, clock=clock or ManualClock())
