@@ -168,9 +168,11 @@ def _print_push(report: PushReport, *, as_json: bool) -> None:
         print_lines(lines)
     for what, found in (("in the way", report.troubles), ("kept", report.kept)):
         for path, why in list(found.items())[:_SHOWN]:
-            click.echo(f"{what}: {shown(path)}: {shown(why)}", err=True)
+            click.echo(f"{what}: {shown(path)}: {shown(why.removeprefix(f'{path} '))}", err=True)
         if len(found) > _SHOWN:
             click.echo(f"... and {len(found) - _SHOWN} more; --json lists all", err=True)
+    if report.troubles:
+        click.echo("hint: mend them, or leave them out (--exclude GLOB); then the same command again", err=True)
     if report.left_out:
         click.echo(f"left out (excluded, or links): {len(report.left_out)}", err=True)
 
