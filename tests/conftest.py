@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
+import zlib
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -47,11 +47,11 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Shared out among processes, files come in an order that has nothing to do with what they test: those that wait for
-    disks and those that compute fill each other's pauses. Each process of a run finds the same order.
+    """Shared out among processes, files come in an order that has nothing to do with what they test: those that wait
+    for disks and those that compute fill each other's pauses. Each process of a run finds the same order.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: hashlib.md5(item.nodeid.partition("::")[0].encode()).digest())
+        items.sort(key=lambda item: zlib.crc32(item.nodeid.partition("::")[0].encode()))
 
 
 @pytest.fixture(scope="session", autouse=True)

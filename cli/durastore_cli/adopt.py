@@ -26,7 +26,9 @@ _FOR_SAMPLES = ("data", "id_from", "run_file", "local")
 @remote_options
 @click.option("--dry-run", is_flag=True, help="Say what would be done. Nothing changes anywhere.")
 @click.option("--reclaim", is_flag=True, help="Free each file after its own proof. Not with --as-samples.")
-@click.option("--settle", "settle_s", type=float, metavar="SECONDS", help="Least time between upload and reclaim.")
+@click.option(
+    "--settle", "settle_s", type=float, metavar="SECONDS", help="From upload to reclaim at least (default 60)."
+)
 @click.option("--any-filesystem", is_flag=True, help="Also on a network, FUSE, overlay or memory file system.")
 @click.option("--as-samples", is_flag=True, help="Convert .pt, .ckpt and .safetensors files into samples of a run.")
 @click.option("--run", "run_file", metavar="FILE", help="With --as-samples: the run they belong to, as run.toml.")

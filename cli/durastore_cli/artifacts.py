@@ -43,7 +43,9 @@ def _push_options(wrapped: F) -> F:
             click.option(
                 "--keep-last", type=click.IntRange(1), metavar="N", help="Free all but N numbered sub-folders."
             ),
-            click.option("--settle", "settle_s", type=float, metavar="SECONDS", help="Between upload and reclaim."),
+            click.option(
+                "--settle", "settle_s", type=float, metavar="SECONDS", help="From upload to reclaim (default 60)."
+            ),
             click.option("--any-filesystem", is_flag=True, help="Also on a network, FUSE or memory file system."),
         )
     ):
@@ -63,7 +65,7 @@ def _seconds(text: str) -> float:
 @bucket_option
 @remote_options
 @_push_options
-@click.option("--quiet", default="0", metavar="TIME", help="No file may be newer.")
+@click.option("--quiet", default="0", metavar="TIME", show_default=True, help="No file may be newer.")
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 def push(folder: str, *, bucket: str | None, as_json: bool, **options: Any) -> int:
     """Take one snapshot of DIR: every file sent, read back and listed, and the snapshot's list published last.
@@ -83,7 +85,7 @@ def push(folder: str, *, bucket: str | None, as_json: bool, **options: Any) -> i
 @remote_options
 @_push_options
 @click.option("--every", default="30m", metavar="TIME", show_default=True, help="Such as 90s, 30m, 2h.")
-@click.option("--quiet", default="60s", metavar="TIME", help="No file may be newer.")
+@click.option("--quiet", default="60s", metavar="TIME", show_default=True, help="No file may be newer.")
 @click.option("--json", "as_json", is_flag=True, help="The reports as JSON.")
 def watch(folder: str, *, bucket: str | None, every: str, as_json: bool, **options: Any) -> int:
     """Push DIR again and again, until SIGTERM or Ctrl-C. Exit code: that of the last push."""
@@ -166,9 +168,11 @@ def _print_push(report: PushReport, *, as_json: bool) -> None:
         print_lines(lines)
     for what, found in (("in the way", report.troubles), ("kept", report.kept)):
         for path, why in list(found.items())[:_SHOWN]:
-            click.echo(f"{what}: {shown(path)}: {shown(why)}", err=True)
+            click.echo(f"{what}: {shown(path)}: {shown(why.removeprefix(f'{path} '))}", err=True)
         if len(found) > _SHOWN:
             click.echo(f"... and {len(found) - _SHOWN} more; --json lists all", err=True)
+    if report.troubles:
+        click.echo("hint: mend them, or leave them out (--exclude GLOB); then the same command again", err=True)
     if report.left_out:
         click.echo(f"left out (excluded, or links): {len(report.left_out)}", err=True)
 

@@ -20,7 +20,7 @@ __all__ = ["command"]
 @click.option("--bucket", metavar="URL", help="Use this bucket instead of a local S3 server.")
 @click.option("--endpoint-url", metavar="URL", help="S3 endpoint of that bucket.")
 @click.option("--serve", is_flag=True, help="Only the S3 server of the folder, until Ctrl-C, to try commands on.")
-@click.option("--port", type=click.IntRange(1, 55_535), help="With --serve: where it listens on loopback (8333).")
+@click.option("--port", type=click.IntRange(1, 55_535), help="With --serve: its port on loopback (default 8333).")
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 def command(
     *,

@@ -29,9 +29,9 @@ _SHOWN = 20
 @click.option(
     "--reclaim",
     type=click.Choice(["lazy", "eager", "never"]),
-    help="eager: also wait until proven files have left the disk. Default as for extract.",
+    help="eager: also wait until proven files have left the disk. Default lazy.",
 )
-@click.option("--settle", "settle_s", type=float, metavar="S", help="Least age of an upload before that.")
+@click.option("--settle", "settle_s", type=float, metavar="S", help="Least age of an upload before that (default 600).")
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 def command(*, local: str | None, bucket: str | None, timeout_s: float | None, as_json: bool, **options: Any) -> int:
     """Finish the uploads of extractors that have ended: bring what their spools hold to the bucket, and prove it.

@@ -57,8 +57,19 @@ def _store_options(command: F) -> F:
                 type=click.Choice(["lazy", "eager", "never"]),
                 help="When proven packs leave the local disk (default lazy: above the low watermark).",
             ),
-            click.option("--settle", "settle_s", type=float, metavar="S", help="Least age of an upload before that."),
-            click.option("--high-watermark", "high_watermark_bytes", type=SIZE, help="Spool size at which work waits."),
+            click.option(
+                "--settle",
+                "settle_s",
+                type=float,
+                metavar="S",
+                help="Least age of an upload for that (default 600).",
+            ),
+            click.option(
+                "--high-watermark",
+                "high_watermark_bytes",
+                type=SIZE,
+                help="Spool size at which work waits (default 64GiB).",
+            ),
         )
     ):
         command = option(command)
@@ -161,7 +172,7 @@ def _budget_options(command: F) -> F:
             click.option(
                 "--preflight",
                 is_flag=True,
-                help="Only estimate bytes, requests, time and money; exit code 2 if it cannot work.",
+                help="Only estimate bytes, requests, time and money; exit code 2 if it cannot work, 3 if rows cannot.",
             ),
             click.option("--deadline", type=click.FloatRange(0), metavar="HOURS", help="Refuse what takes longer."),
             click.option("--tokens-per-s", type=click.FloatRange(0, min_open=True), help="Rate, for time and money."),
@@ -291,15 +302,16 @@ def _budget_of(options: dict[str, Any]) -> Budget:
 def _show_preflight(request: ExtractRequest, budget: Budget, *, as_json: bool) -> int:
     from durastore.extract.preflight_look import look_ahead
 
-    facts = look_ahead(request, budget).render()
+    found = look_ahead(request, budget)
+    facts = found.render()
     if as_json:
         print_json(facts)
     else:
-        refusals = facts.pop("refusals")
-        print_lines(f"{name}: {'not known' if value is None else value}" for name, value in facts.items())
-        print_lines(f"cannot work: {refusal}" for refusal in refusals)
-        facts["refusals"] = refusals
-    return 2 if facts["refusals"] else 0
+        numbers = {name: value for name, value in facts.items() if not isinstance(value, list)}
+        print_lines(f"{name}: {'not known' if value is None else value}" for name, value in numbers.items())
+        print_lines(f"cannot be used: line {row.line}: {row.stage}: {row.reason}" for row in found.work.first_unusable)
+        print_lines(f"cannot work: {refusal}" for refusal in found.refusals)
+    return found.exit_code
 
 
 def _lines(report: ExtractReport) -> Iterator[str]:

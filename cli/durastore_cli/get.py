@@ -72,6 +72,8 @@ def _print(report: RestoreReport, *, as_json: bool) -> None:
         print_lines(f"{name}: {value}" for name, value in facts.items())
         for failure in report.failed[:_SHOWN]:
             click.echo(f"failed: {shown(failure.id)}: {shown(failure.error.message)} [{failure.error.code}]", err=True)
+        for hint in dict.fromkeys(f.error.hint for f in report.failed[:_SHOWN] if f.error.hint):
+            click.echo(f"hint: {shown(hint)}", err=True)
         if len(report.failed) > _SHOWN:
             click.echo(f"... and {len(report.failed) - _SHOWN} more; --json lists all", err=True)
     if report.compressed:

@@ -18,11 +18,13 @@ from types import MappingProxyType
 import click
 
 from durastore import __version__
-from durastore.errors import DiskFailed, DurastoreError
+from durastore.errors import DurastoreError
 from durastore.observe.events import LOGGER
 from durastore_cli.completion import complete_paths
 from durastore_cli.exits import EPILOG
-from durastore_cli.next_step import next_step
+from durastore_cli.next_step import AGAIN, next_step
+from durastore_cli.progress import Ticker
+from durastore_cli.render import shown
 
 __all__ = ["COMMANDS", "cli", "main", "run"]
 
@@ -103,8 +105,8 @@ def cli(ctx: click.Context, *, debug: bool) -> None:
 def _report(exc: BaseException, *, is_debug: bool) -> int:
     if isinstance(exc, DurastoreError):
         click.echo(f"durastore: {exc.message} [{exc.code}]", err=True)
-    elif isinstance(exc, OSError) and exc.filename is not None and exc.strerror:
-        click.echo(f"durastore: {os.fsdecode(exc.filename)}: {exc.strerror} [{DiskFailed.code}]", err=True)
+    elif isinstance(exc, OSError) and exc.filename is not None and exc.strerror is not None:  # the system's own word
+        click.echo(f"durastore: {shown(os.fsdecode(exc.filename))}: {exc.strerror} [error]", err=True)
     else:
         click.echo(f"durastore: unexpected {type(exc).__name__}: {exc}", err=True)
     if hint := next_step(exc):
@@ -128,7 +130,8 @@ def run(arguments: Sequence[str]) -> int:
         exc.show()
         return exc.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("durastore: interrupted", err=True)
+        Ticker.print_last()
+        click.echo(f"durastore: interrupted; {AGAIN}", err=True)
         return 130
     except BrokenPipeError:
         # Whoever read our stdout has gone; the interpreter must not fail once more when it flushes at exit.

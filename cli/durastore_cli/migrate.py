@@ -16,10 +16,16 @@ __all__ = ["command"]
 @click.command(epilog=EPILOG)
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
-@click.option("--dry-run", is_flag=True, help="Only look and plan; nothing is made.")
+@click.option("--dry-run", is_flag=True, help="Only look and plan; exit code as far as that can tell.")
 @click.option("--reclaim-source", is_flag=True, help="Free each source after its copy on another device was proven.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Files copied at once.")
-@click.option("--limit-rate", type=SIZE, default=0, metavar="SIZE", help="Bytes a second read from SRC at most.")
+@click.option(
+    "--limit-rate",
+    type=SIZE,
+    default=0,
+    metavar="SIZE",
+    help="Bytes a second read from SRC (default: no limit).",
+)
 @click.option("--any-filesystem", is_flag=True, help="Roots and freeing also onto a network, FUSE or memory one.")
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
 def command(
@@ -35,8 +41,8 @@ def command(
 ) -> int:
     """Copy SRC to DST, a tree or a spool root, and prove every copy by reading it back from the device.
 
-    Exit code 0: DST has all that SRC has. Nothing in DST is overwritten. The same command again goes on where another
-    one ended, wherever that was.
+    Exit code 0: DST has all files, folders and links that SRC has. Nothing in DST is overwritten. The same command
+    again goes on where another one ended, wherever that was.
     """
     from durastore.adopt.inspect import is_data, tell_damage
     from durastore.migrate.reading import Formats

@@ -45,5 +45,7 @@ def command(*, local: tuple[str, ...], host: str, port: int, as_json: bool) -> i
 
 def _tell(address: Address) -> None:
     click.echo(f"durastore monitor: {address.url}", err=True)
+    for problem in address.problems:
+        click.echo(f"durastore monitor: {problem}; it is looked at again every second", err=True)
     if address.token is not None:
         click.echo("durastore monitor: the token in this address is shown only now", err=True)

@@ -12,16 +12,16 @@ from types import MappingProxyType
 
 from durastore.errors import DurastoreError
 
-__all__ = ["BY_CODE", "next_step"]
+__all__ = ["AGAIN", "BY_CODE", "next_step"]
 
-_AGAIN = "the same command again goes on where this one stopped"
-_PLACE = "check the endpoint and what lies between: a proxy, a web page that answers instead; " + _AGAIN
-_DISK = "check the disk (`dmesg`, its room, is it mounted?); nothing was freed; " + _AGAIN
+AGAIN = "the same command again goes on where this one stopped"
+_PLACE = "check the endpoint and what lies between: a proxy, a web page that answers instead; " + AGAIN
+_DISK = "check the disk (`dmesg`, its room, is it mounted?); nothing was freed; " + AGAIN
 _READ_BACK = "keep every local file; `durastore verify --deep` and `durastore reconcile` tell what is whole"
 
 BY_CODE: Mapping[str, str] = MappingProxyType(
     {
-        "error": "--debug shows where it happened; " + _AGAIN,
+        "error": "--debug shows where it happened; " + AGAIN,
         "invalid-input": "mend what the message names; nothing was written",
         "invalid-sample-id": "ids are NFC text of at most 512 bytes without control characters or empty segments",
         "unsupported-tensor": "convert it to a dtype and layout that safetensors has",
@@ -39,8 +39,8 @@ BY_CODE: Mapping[str, str] = MappingProxyType(
         "closed": "open the store again; what was put is kept",
         "forked": "open a store in this process",
         "spool-full": "free some space, or find out why nothing is uploaded: `durastore status --local DIR`",
-        "endpoint-unreachable": "check endpoint_url and the network; " + _AGAIN,
-        "endpoint-overloaded": "wait, or let fewer processes run at a time; " + _AGAIN,
+        "endpoint-unreachable": "check endpoint_url and the network; " + AGAIN,
+        "endpoint-overloaded": "wait, or let fewer processes run at a time; " + AGAIN,
         "unknown-answer": _PLACE,
         "ambiguous-write": _PLACE,
         "credentials": "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_PROFILE",
@@ -50,12 +50,12 @@ BY_CODE: Mapping[str, str] = MappingProxyType(
         "object-exists": "`durastore reconcile` compares both; nothing was replaced",
         "integrity": _READ_BACK,
         "not-verified": _READ_BACK,
-        "receipt-refused": "the local file stays; " + _AGAIN,
+        "receipt-refused": "the local file stays; " + AGAIN,
         "inventory-incomplete": "see to what could not be read, then the same command again; nothing was changed",
         "manifest-incomplete": "`durastore reconcile` names the segments; `durastore manifest rebuild` reads the packs",
         "pack-failed": "its samples are safe here: see to the cause, then `durastore drain --local DIR`",
-        "partly-done": _AGAIN,
-        "engine": "see to the model or its device; " + _AGAIN,
+        "partly-done": AGAIN,
+        "engine": "see to the model or its device; " + AGAIN,
         "disk": _DISK,
         "journal": _DISK,
         "spool-unreadable": "`durastore doctor --local DIR` tells what can still be read; nothing was changed",
@@ -68,8 +68,8 @@ _BY_ERRNO: Mapping[int, str] = MappingProxyType(
         errno.ENOENT: "check the path; is its disk mounted?",
         errno.ENOTDIR: "a part of the path is a file, where a folder is meant",
         errno.EROFS: "the file system is mounted read-only: after an error of its disk, `dmesg` tells why",
-        errno.ENOSPC: "free some space on this disk; what was put stays, and " + _AGAIN,
-        errno.EDQUOT: "your quota on this disk is used up; what was put stays, and " + _AGAIN,
+        errno.ENOSPC: "free some space on this disk; what was put stays, and " + AGAIN,
+        errno.EDQUOT: "your quota on this disk is used up; what was put stays, and " + AGAIN,
         errno.EMFILE: "raise the limit of open files (`ulimit -n`), then the same command again",
         errno.EIO: "the disk reports a fault: `dmesg`, and `durastore migrate` to another one",
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from durastore.config import find_place
+from durastore.config import PROJECT_FILE, find_place
 from durastore.errors import ConfigError
 from durastore.texts import parse_size
 
@@ -110,7 +110,8 @@ def needed_place(name: str, value: str | None) -> str:
     """The bucket or spool root from the flag, the environment or a file; `ConfigError` where none names it."""
     place = named_place(name, value)
     if place is None:
-        raise ConfigError(f"--{name} is missing", hint=f"give --{name} or set DURASTORE_{name.upper()}")
+        hint = f'give --{name}, set DURASTORE_{name.upper()}, or write {name} = "..." into {PROJECT_FILE}'
+        raise ConfigError(f"--{name} is missing", hint=hint)
     return place
 
 

@@ -46,7 +46,7 @@ def list_files(*, local: str | None, as_json: bool) -> None:
     for file in files:
         names = ", ".join(file.samples[:_SHOWN]) + (", ..." if len(file.samples) > _SHOWN else "")
         good = f"{len(file.samples)} samples still verify" + (f" ({names})" if names else "")
-        bad = f", {file.damaged} do not" if file.damaged else ""
+        bad = f"; damaged places: {file.damaged}" if file.damaged else ""
         print_lines([f"{file.place}: {file.size_bytes} bytes: {file.reason}; {good}{bad}"])
     if not files:
         print_lines(["nothing is in quarantine"])
@@ -58,7 +58,10 @@ def list_files(*, local: str | None, as_json: bool) -> None:
 @click.option("--to", required=True, metavar="DIR", help="A folder outside of the root, on the same file system.")
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
 def release(*, name: str, local: str | None, to: str, as_json: bool) -> None:
-    """Move the file NAME (w-NN/FILE, as list shows it) out of quarantine into DIR. Nothing is overwritten."""
+    """Move the file NAME (w-NN/FILE, as list shows it) out of quarantine into DIR, which is made if it is missing.
+
+    Nothing is overwritten. Where only one spool has such a FILE, its name is enough.
+    """
     from durastore.spool.quarantine import release_quarantined
 
     released = release_quarantined(Path(needed_place("local", local)), name, to=Path(to))

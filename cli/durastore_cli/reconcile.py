@@ -25,7 +25,12 @@ __all__ = ["command"]
 @click.option("--reclaim", is_flag=True, help="With --apply: free each local file after its own proof.")
 @click.option("--bury", is_flag=True, help="With --apply: take rows of packs that are gone out, for good.")
 @click.option("--zeros-are-data", is_flag=True, help="Files that end in zeros are whole, where nothing says otherwise.")
-@click.option("--settle", type=float, metavar="SECONDS", help="Least time between upload and reclaim. [files: 60]")
+@click.option(
+    "--settle",
+    type=float,
+    metavar="SECONDS",
+    help="From upload to reclaim at least (default 60; spool root 600).",
+)
 @click.option("--hash-rate", type=SIZE, metavar="SIZE", help="Bytes a second that --deep reads at most.")
 @click.option("--any-filesystem", is_flag=True, help="Also on a network, FUSE, overlay or memory file system.")
 @click.option("--report", metavar="FILE", help="Write the whole report as JSON into a new FILE.")

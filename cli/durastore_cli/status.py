@@ -35,7 +35,13 @@ _PARTLY_DONE = 3
 @click.option("--failed", is_flag=True, help="The samples that extractions could not do, and why, instead.")
 @click.option("--watch", is_flag=True, help="Go on showing progress, stages and stalls, until interrupted.")
 @click.option(
-    "--every", "every_s", type=click.FloatRange(0.2), default=1.0, metavar="S", help="How often, with --watch."
+    "--every",
+    "every_s",
+    type=click.FloatRange(0.2),
+    default=1.0,
+    show_default=True,
+    metavar="S",
+    help="How often, with --watch.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON; with --watch one document a line.")
 def command(
@@ -145,6 +151,7 @@ def _facts(report: StatusReport, *, reserve_bytes: int) -> dict[str, Any]:
     return {
         "local": str(root.path),
         "moved_to": root.moved_to,
+        "is_copy": root.is_copy,
         "free_bytes": root.free_bytes,
         "reserve_bytes": reserve_bytes,
         "spools": [_spool_facts(spool) for spool in root.spools],
@@ -212,6 +219,10 @@ def _totals(manifest: ManifestTotals) -> dict[str, Any]:
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
     yield f"root {facts['local']}: {size(facts['free_bytes'])} free (reserve {size(facts['reserve_bytes'])})"
+    if facts["free_bytes"] < facts["reserve_bytes"]:
+        yield "less than the reserve is free: puts wait until proven packs were freed, or others free some"
+    if facts["is_copy"]:
+        yield "this root is a copy, and no process opens it: use the original (`durastore drain` here says more)"
     if facts["moved_to"] is not None:
         yield f"moved to {facts['moved_to']}: this root is not used any more"
     for spool in facts["spools"]:
@@ -233,7 +244,7 @@ def _spool_lines(spool: dict[str, Any]) -> Iterator[str]:
         yield f"{spool['spool']}: {who}: {spool['problem'] or 'no journal yet'}"
     else:
         states = ", ".join(f"{t['packs']} {state} ({size(t['size_bytes'])})" for state, t in spool["packs"].items())
-        here = f"{size(spool['local_bytes'])} here for {spool['bucket']}"
+        here = f"{size(spool['local_bytes'])} here for {spool['bucket'] or 'no bucket yet'}"
         yield f"{spool['spool']}: {who}: {here}: {states or 'no packs'}"
         if spool["only_local_samples"]:
             age = spool["oldest_only_local_age_s"]

@@ -34,4 +34,6 @@ def command(*, local: str | None, grace: float, as_json: bool) -> int:
         print_lines(f"process {p.pid} ({', '.join(p.spools)}): {p.outcome.value}" for p in report.processes)
     else:
         print_lines(["no process holds a spool of this root"])
+    if report.next_step is not None:
+        click.echo(f"hint: {report.next_step}", err=True)
     return report.exit_code

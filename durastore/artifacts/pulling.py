@@ -104,7 +104,9 @@ def _wanted(files: Sequence[ArtifactFile], patterns: Sequence[str]) -> list[Arti
         return list(files)
     found = [file for file in files if any(_fits(file.path.text, pattern) for pattern in patterns)]
     if not found:
-        raise InvalidInput(f"no file of the snapshot fits {', '.join(patterns)}")
+        raise InvalidInput(
+            f"no file of the snapshot fits {', '.join(patterns)}", hint="`durastore artifacts ls --files` names them"
+        )
     return found
 
 

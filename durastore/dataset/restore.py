@@ -51,6 +51,10 @@ _MAX_IDS_BYTES = 4 << 30
 _SUFFIX = ".safetensors"
 
 
+_OTHER_FILES = frozenset({".pt", ".pth", ".ckpt", ".bin", ".npy", ".npz", ".json", ".tar", ".parquet", ".safetensor"})
+"""What nobody means by the name of a folder."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreRequest:
     """What to get. `ids` None: every sample."""
@@ -62,6 +66,14 @@ class RestoreRequest:
     """Only these; such files are written plain."""
     is_plain: bool = False
     """Tensors uncompressed, so that any safetensors reader has them; else the bytes as they are stored."""
+
+    def __post_init__(self) -> None:
+        is_one = self.ids is not None and len(self.ids) == 1
+        if is_one and self.out.suffix.lower() in _OTHER_FILES and not self.out.is_dir():
+            hint = "name a file that ends in .safetensors, or a folder"
+            raise ConfigError(
+                f"--out {self.out}: a sample is written as .safetensors, never as {self.out.suffix}", hint=hint
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

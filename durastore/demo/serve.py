@@ -30,6 +30,7 @@ class Served:
     """A running server, and what leads a shell to it."""
 
     endpoint_url: str
+    port: int
     folder: Path
     environment: Path
     """A file for `.`: credentials and DURASTORE_ENDPOINT_URL, readable by this user only."""
@@ -47,7 +48,8 @@ class Served:
             yield f"  durastore ls --bucket s3://{DEMO_BUCKET}/run    # what `durastore demo` left here"
         if self.example is not None:
             yield f"  {self.example}"
-        again = shlex.join(["durastore", "demo", "--serve", "--keep", str(self.folder)])
+        port = [] if self.port == DEMO_PORT else ["--port", str(self.port)]  # in the other terminal's file, too
+        again = shlex.join(["durastore", "demo", "--serve", "--keep", str(self.folder), *port])
         yield f"Ctrl-C ends the server; this starts it again, with the same bucket: {again}"
 
 
@@ -62,6 +64,7 @@ def served(keep: Path | None, *, samples: int, port: int = DEMO_PORT) -> Iterato
         server.make_bucket(DEMO_BUCKET)
         yield Served(
             endpoint_url=server.endpoint_url,
+            port=server.port,
             folder=path,
             environment=_write_environment(folder, server),
             has_run=bool(server.client().list_objects_v2(Bucket=DEMO_BUCKET, Prefix="run/", MaxKeys=1)["KeyCount"]),

@@ -14,8 +14,8 @@ from durastore.adopt.foreign_formats.containers import stem_of
 from durastore.adopt.loading import Unloaded
 from durastore.errors import ConfigError, InvalidSampleId
 from durastore.extract.inputs import Survey, read_all
-from durastore.extract.rows import RowFailure, TokenRow
-from durastore.extract.tokens import LengthRule, Tokenizer, tokenise
+from durastore.extract.rows import RawRow, RowFailure, TokenRow
+from durastore.extract.tokens import LengthRule, Tokenizer, ensure_tokenisable, tokenise
 from durastore.model import SampleId
 
 __all__ = ["Candidate", "IdRule", "Key", "match_alone", "match_input", "parse_id_rule"]
@@ -78,15 +78,42 @@ def match_input(
 ) -> Iterator[Candidate | Unloaded]:
     """Files (path -> key) with the rows of the input, in its order; then those that no row was found for.
 
-    Only rows that a file belongs to are tokenised. `InvalidInput` at the end where the input changed meanwhile.
+    Only rows that a file belongs to are tokenised. `ConfigError` at once where they cannot be: nothing was made yet.
+    `InvalidInput` at the end where the input changed meanwhile.
     """
     by_key: dict[Key, list[str]] = {}
     for path, key in keys.items():
         by_key.setdefault(key, []).append(path)
-    is_numbered = any(isinstance(key, int) for key in by_key)
+    ensure_tokenisable(_first_of_each_kind(by_key, survey), tokenizer)
+    return _matched(by_key, survey, tokenizer=tokenizer, rule=rule)
+
+
+def _first_of_each_kind(by_key: dict[Key, list[str]], survey: Survey) -> Iterator[RawRow]:
+    """Rows without token ids that files belong to, one of each kind; reads no further than it has to."""
+    wanted = {type(row.content) for row in survey.to_tokenise}
+    rows = _with_keys(survey, is_numbered=_is_numbered(by_key)) if wanted else ()
+    for key, row in rows:
+        if isinstance(row, RawRow) and type(row.content) in wanted and key in by_key:
+            wanted -= {type(row.content)}
+            yield row
+        if not wanted:
+            return
+
+
+def _is_numbered(by_key: dict[Key, list[str]]) -> bool:
+    return any(isinstance(key, int) for key in by_key)
+
+
+def _with_keys(survey: Survey, *, is_numbered: bool) -> Iterator[tuple[Key, RawRow | RowFailure]]:
     for number, row in enumerate(read_all(survey)):
-        sample_id = row.sample_id
-        paths = by_key.pop(number if is_numbered else str(sample_id), None)
+        yield number if is_numbered else str(row.sample_id), row
+
+
+def _matched(
+    by_key: dict[Key, list[str]], survey: Survey, *, tokenizer: Tokenizer, rule: LengthRule
+) -> Iterator[Candidate | Unloaded]:
+    for key, row in _with_keys(survey, is_numbered=_is_numbered(by_key)):
+        paths = by_key.pop(key, None)
         if paths is None:
             continue
         found = row if isinstance(row, RowFailure) else tokenise(row, tokenizer, rule=rule)

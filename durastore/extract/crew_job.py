@@ -39,7 +39,7 @@ from durastore.extract.rows import RowFailure, TokenRow
 from durastore.extract.semantic import CheckReport
 from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import SHOWN_FAILURES, Counts, Tally
-from durastore.extract.tokens import tokenise
+from durastore.extract.tokens import ensure_tokenisable, tokenise
 from durastore.model import Digest, Run, SampleId, render_json
 from durastore.observe.events import LOGGER
 from durastore.store.opening import open_store
@@ -77,6 +77,7 @@ def run_shared_extract(
         raise ConfigError("clock, observer and objects cannot be given to other processes", hint="use workers=None")
     survey = survey_input(request.input, limit=request.limit, shard=request.shard)
     plan = plan_run(request)
+    ensure_tokenisable(survey.to_tokenise, plan.tokenizer)
     job = _job_name(survey, plan, request=request)
     switch = StopSwitch(grace_s=request.grace_s, clock=clock)
     with ExitStack() as stack:

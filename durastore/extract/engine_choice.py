@@ -61,6 +61,7 @@ def engine_factory(name: str, *, server: ServerSettings, workers: int | None) ->
             raise ConfigError("the engine transformers asks no server", hint="name the server's kind with --engine")
         ensure_extra("extract", "torch", "transformers", what="running a model in this process")
         return None
+    _refuse_incomplete(name, server)
     if name == "watch" and not server.endpoints and workers is not None:
         raise ConfigError("a folder without a server is watched by one process", hint="leave --workers out")
     share = max(workers or 1, 1)
@@ -73,3 +74,13 @@ def engine_factory(name: str, *, server: ServerSettings, workers: int | None) ->
         staging_share=server.staging_share / share,
     )
     return ServerEngines(name=name, server=per_worker)
+
+
+def _refuse_incomplete(name: str, server: ServerSettings) -> None:
+    """The engines ask again; here nothing was made yet, and no prefix is bound to a run that cannot begin."""
+    if name == "sglang" and not server.endpoints:
+        raise ConfigError("an SGLang server needs --endpoint")
+    if name == "vllm" and (not server.endpoints or server.staging is None):
+        raise ConfigError("a server that writes files needs --endpoint and --staging")
+    if name == "watch" and server.staging is None:
+        raise ConfigError("a folder to watch needs --staging")

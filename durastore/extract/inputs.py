@@ -41,10 +41,15 @@ class Survey:
     unreadable: int
     duplicate_lines: frozenset[int]
     """Lines that repeat an earlier line's id and content."""
-    needs_tokenizer: bool
+    to_tokenise: tuple[RawRow, ...]
+    """The first row of each kind that has no token ids of its own."""
     shard: Shard = WHOLE
     others: int = 0
     """Distinct samples of other shards."""
+
+    @property
+    def needs_tokenizer(self) -> bool:
+        return bool(self.to_tokenise)
 
     @property
     def inputs(self) -> int:
@@ -204,7 +209,7 @@ def survey_input(path: Path, *, limit: int | None = None, shard: Shard = WHOLE) 
     """
     lines, ids = _Lines(path), _Ids()
     rows = unreadable = 0
-    needs_tokenizer = False
+    to_tokenise: dict[type, RawRow] = {}
     for line in lines.read(end=None):
         row = _parse(line)
         rows += 1
@@ -212,7 +217,8 @@ def survey_input(path: Path, *, limit: int | None = None, shard: Shard = WHOLE) 
             unreadable += 1
         else:
             ids.add(row)
-            needs_tokenizer |= not isinstance(row.content, TokenContent)
+            if not isinstance(row.content, TokenContent):
+                to_tokenise.setdefault(type(row.content), row)
         if rows == limit:
             break
     if not rows and limit != 0:  # nothing in, nothing out is no success: the step before may have failed (INV-10)
@@ -225,7 +231,7 @@ def survey_input(path: Path, *, limit: int | None = None, shard: Shard = WHOLE) 
         rows=rows,
         unreadable=unreadable,
         duplicate_lines=ids.duplicate_lines(),
-        needs_tokenizer=needs_tokenizer,
+        to_tokenise=tuple(to_tokenise.values()),
         shard=shard,
         others=ids.count_others(shard) + (unreadable if shard.index else 0),
     )

@@ -37,7 +37,7 @@ from durastore.extract.shards import WHOLE, Shard
 from durastore.extract.starts import Start, environment_of, without_user_info
 from durastore.extract.switch import StopSwitch
 from durastore.extract.tally import Tally
-from durastore.extract.tokens import LengthRule, TransformersTokenizer, tokenise
+from durastore.extract.tokens import LengthRule, TransformersTokenizer, ensure_tokenisable, tokenise
 from durastore.extract.transformers_engine import ModelSettings, TransformersEngine
 from durastore.extract.watched_passes import WatchedEngine, watched
 from durastore.model import Digest, Run, render_json
@@ -204,6 +204,7 @@ def run_extract(
     resolve_options(dict(request.options))
     survey = survey_input(request.input, limit=request.limit, shard=request.shard)
     plan = plan_run(request)
+    ensure_tokenisable(survey.to_tokenise, plan.tokenizer)
     store = open_store(request.bucket, local=request.local, run=plan.run, **request.options)
     try:
         engine = engine_factory(plan.source, plan.layers, settings=request.settings)

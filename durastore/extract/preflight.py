@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from durastore.errors import ConfigError, PartlyDone
+from durastore.extract.rows import RowFailure
+
 __all__ = ["Budget", "Limits", "Preflight", "SampleShape", "Workload", "plan_preflight"]
 
 _BEST_RATIO = 0.5
@@ -27,6 +30,9 @@ class Workload:
     samples: int
     tokens: int
     longest_tokens: int
+    unusable: int = 0
+    """Rows that cannot become samples as they are."""
+    first_unusable: tuple[RowFailure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +89,13 @@ class Preflight:
     storage_cost_per_month: float | None
     refusals: tuple[str, ...]
 
+    @property
+    def exit_code(self) -> int:
+        """2 where it cannot work; else that of the extraction, which fails every row that cannot be used."""
+        if self.refusals:
+            return ConfigError.exit_code
+        return PartlyDone.exit_code if self.work.unusable else 0
+
     def render(self) -> dict[str, Any]:
         """As plain JSON values."""
         return {
@@ -98,6 +111,10 @@ class Preflight:
             "storage_cost_per_month": (
                 round(self.storage_cost_per_month, 2) if self.storage_cost_per_month is not None else None
             ),
+            "unusable_rows": self.work.unusable,
+            "first_unusable": [
+                {"line": row.line, "stage": row.stage, "reason": row.reason} for row in self.work.first_unusable
+            ],
             "refusals": list(self.refusals),
         }
 

@@ -5,7 +5,7 @@ Duty: read the whole input as the model will see it, and the manifest. Must neve
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from durastore.config import StoreOptions
@@ -14,7 +14,7 @@ from durastore.extract.held import fetch_held, plain_options
 from durastore.extract.inputs import read_selected, survey_input
 from durastore.extract.job import ExtractRequest, RunPlan, plan_run
 from durastore.extract.preflight import Budget, Limits, Preflight, SampleShape, Workload, plan_preflight
-from durastore.extract.rows import RawRow, TokenRow
+from durastore.extract.rows import RawRow, RowFailure, TokenRow
 from durastore.extract.tokens import tokenise
 from durastore.fsio.space import disk_bytes, free_bytes
 from durastore.manifest.index import IdIndex
@@ -24,6 +24,7 @@ from durastore.upload.job import UploadLimits
 
 __all__ = ["look_ahead"]
 
+_SHOWN = 10
 _VALUE_BYTES = {"float32": 4}
 
 
@@ -34,8 +35,7 @@ def look_ahead(request: ExtractRequest, budget: Budget) -> Preflight:
     options = plain_options(request.options)
     plan = plan_run(request)
     held = fetch_held(request.bucket, request.options, run=Run.of(plan.run))
-    lengths = [len(row.input_ids) for row in _left(request, plan, held=held)]
-    work = Workload(samples=len(lengths), tokens=sum(lengths), longest_tokens=max(lengths, default=0))
+    work = _work_of(_left(request, plan, held=held))
     shape = SampleShape(
         layers=len(plan.layers.indices),
         hidden_size=int(plan.run["model"]["hidden_size"]),
@@ -44,10 +44,30 @@ def look_ahead(request: ExtractRequest, budget: Budget) -> Preflight:
     return plan_preflight(work, shape, limits=_limits(request, options), budget=budget)
 
 
-def _left(request: ExtractRequest, plan: RunPlan, *, held: IdIndex | None) -> Iterator[TokenRow]:
+def _work_of(rows: Iterable[TokenRow | RowFailure]) -> Workload:
+    lengths: list[int] = []
+    unusable, first = 0, list[RowFailure]()
+    for row in rows:
+        if isinstance(row, TokenRow):
+            lengths.append(len(row.input_ids))
+            continue
+        unusable += 1
+        if len(first) < _SHOWN:
+            first.append(row)
+    return Workload(
+        samples=len(lengths),
+        tokens=sum(lengths),
+        longest_tokens=max(lengths, default=0),
+        unusable=unusable,
+        first_unusable=tuple(first),
+    )
+
+
+def _left(request: ExtractRequest, plan: RunPlan, *, held: IdIndex | None) -> Iterator[TokenRow | RowFailure]:
+    """What is not done, and what can never be."""
     for raw in read_selected(survey_input(request.input, limit=request.limit, shard=request.shard)):
         row = tokenise(raw, plan.tokenizer, rule=plan.rule) if isinstance(raw, RawRow) else raw
-        if isinstance(row, TokenRow) and (held is None or not held.contains(row.sample_id, row.input_digest)):
+        if isinstance(row, RowFailure) or held is None or not held.contains(row.sample_id, row.input_digest):
             yield row
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import ConfigError, InventoryIncomplete, StoreMissing
-from durastore.formats.spool_root import LOCK_NAME
-from durastore.fsio.lock import find_locks, holders
+from durastore.formats.spool_root import LOCK_NAME, ROOT_MARKER_NAME, parse_spool_name
+from durastore.fsio.lock import holders
+from durastore.objectstore.probe.saved import opened_root
 
 __all__ = ["StopOutcome", "StopReport", "StoppedProcess", "stop"]
 
@@ -48,6 +49,19 @@ class StopReport:
     """All holders that were found. Empty: nobody was working on this root."""
 
     processes: tuple[StoppedProcess, ...]
+
+    @property
+    def next_step(self) -> str | None:
+        """What to do about those that are still there; None where there are none."""
+        outcomes = {process.outcome for process in self.processes}
+        if StopOutcome.STILL_RUNNING in outcomes:
+            return (
+                "it was asked, and ends once its pass or upload is over: the same command again waits on, --grace N "
+                "for longer; it is never killed, and what was put is safe either way"
+            )
+        if StopOutcome.REFUSED in outcomes:
+            return "another user's process: run the command as that user, or as root"
+        return None
 
     @property
     def exit_code(self) -> int:
@@ -88,20 +102,31 @@ def _find_holders(local_root: Path) -> dict[int, tuple[str, ...]]:
     """Process id -> names of the spools it holds."""
     found: dict[int, tuple[str, ...]] = {}
     try:
-        if not local_root.is_dir():
-            raise StoreMissing(f"spool root {local_root} does not exist", hint="check the path; is its disk mounted?")
-        for lock in find_locks(local_root, name=LOCK_NAME):
-            for pid in holders(lock):
-                found[pid] = (*found.get(pid, ()), lock.parent.name)
-    except OSError as exc:
-        reason = exc.strerror or str(exc)
-        raise InventoryIncomplete(
-            f"the holders of the locks in {local_root} cannot be listed: {reason}",
-            hint="run it as the user whose processes these are; nothing was signalled",
-        ) from exc
+        names = _spools_in(local_root)
+        for name in names:
+            for pid in holders(local_root / name / LOCK_NAME):
+                found[pid] = (*found.get(pid, ()), name)
+    except OSError as exc:  # not knowing who works there is not nobody
+        hint = "ask as the user that the processes run as, or as root"
+        what = f"the holders of the locks in {local_root} cannot be listed: {exc.strerror or exc}"
+        raise InventoryIncomplete(what, hint=hint) from exc
     if os.getpid() in found:
         raise ConfigError(f"this process itself holds a spool of {local_root}", hint="close its store instead")
     return found
+
+
+def _spools_in(local_root: Path) -> list[str]:
+    """Also of a root that lost its marker: somebody may be at work there. `StoreMissing` where it is none."""
+    try:
+        names = os.listdir(local_root)
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        hint = "check the path; is its disk mounted?"
+        raise StoreMissing(f"spool root {local_root}: {exc.strerror}", hint=hint) from exc
+    found = [name for name in names if parse_spool_name(name) is not None and (local_root / name).is_dir()]
+    if not found and ROOT_MARKER_NAME not in names:
+        with opened_root(local_root):
+            pass  # it says what the folder is instead
+    return sorted(found)
 
 
 def _signalled(pid: int, locks: list[Path]) -> int | StopOutcome:

@@ -7,6 +7,7 @@ Must never shorten a row silently: too long is a failure unless truncation was a
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from durastore.extract.model_identity import ModelSource
 from durastore.extract.rows import ChatContent, RawRow, RowFailure, TextContent, TokenContent, TokenRow, token_row
 from durastore.extras import ensure_extra
 
-__all__ = ["LengthRule", "NoTokenizer", "Tokenizer", "TransformersTokenizer", "tokenise"]
+__all__ = ["LengthRule", "NoTokenizer", "Tokenizer", "TransformersTokenizer", "ensure_tokenisable", "tokenise"]
 
 
 class Tokenizer(Protocol):
@@ -117,6 +118,14 @@ def tokenise(row: RawRow, tokenizer: Tokenizer, *, rule: LengthRule) -> TokenRow
             return _failed(row, stage="length", reason=f"has {len(ids)} tokens, more than {rule.max_tokens}")
         ids, mask = ids[: rule.max_tokens], mask[: rule.max_tokens] if mask is not None else None
     return token_row(row, ids, loss_mask=mask)
+
+
+def ensure_tokenisable(rows: Iterable[RawRow], tokenizer: Tokenizer) -> None:
+    """`ConfigError` where rows of such kinds have no usable tokeniser: before anything is made, and not by the first
+    row that needs it, when a prefix is bound to the run already. What one row alone cannot be, its own failure tells.
+    """
+    for row in rows:
+        tokenise(row, tokenizer, rule=LengthRule(max_tokens=None))
 
 
 def _encode(row: RawRow, tokenizer: Tokenizer) -> npt.NDArray[np.int64]:

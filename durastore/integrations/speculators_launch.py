@@ -15,10 +15,13 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the script that the first argument names with the others. `ConfigError` where there is none."""
-    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
-        raise ConfigError("name speculators' launch script", hint="scripts/launch_vllm.py in its repository")
-    import durastore.integrations.speculators  # noqa: F401 - registers the backend
+    """Run the script that the first argument names with the others. Ends where there is none."""
+    try:
+        if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
+            raise ConfigError("name speculators' launch script", hint="scripts/launch_vllm.py in its repository")
+        import durastore.integrations.speculators  # noqa: F401 - registers the backend
+    except ConfigError as exc:
+        sys.exit(f"durastore: {exc}")
 
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -7,6 +7,7 @@ imported first, and nothing else is changed.
 from __future__ import annotations
 
 import runpy
+import sys
 from importlib.util import find_spec
 
 from durastore.errors import ConfigError
@@ -15,16 +16,16 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run `python -m speculators.train` with the arguments as they are. `ConfigError` where it is not installed."""
-    if find_spec("speculators") is None:
-        raise ConfigError("speculators is not installed", hint="pip install speculators")
-    import durastore.integrations.speculators  # noqa: F401 - registers the backend
+    """Run `python -m speculators.train` with the arguments as they are. Ends where that is not installed."""
+    try:
+        if find_spec("speculators") is None:
+            raise ConfigError("speculators is not installed", hint="pip install speculators")
+        import durastore.integrations.speculators  # noqa: F401 - registers the backend
+    except ConfigError as exc:
+        sys.exit(f"durastore: {exc}")
 
     runpy.run_module("speculators.train", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ConfigError as exc:
-        raise SystemExit(f"durastore: {exc}") from None
+    main()

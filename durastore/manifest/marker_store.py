@@ -180,11 +180,11 @@ def check_run(marker: Marker, run: Run | None, *, prefix: str) -> None:
     if held.digest == run.digest:
         return
     place = f"prefix {prefix}" if prefix else "this bucket"
-    if marker.run is None:
+    if held.digest == Run.of({}).digest:
         raise RunMismatch(
-            f"{place} was begun without a run (an open without run=, files as they are, artifacts) and keeps none",
-            hint="give the samples of a run a prefix of their own",
-            differences=[],
+            f"{place} is one without a run: it holds files that were adopted"
+            " as they are, or its store was opened without run=",
+            hint="use another prefix for this run",
         )
     lines = list(_difference(json.loads(held.text), json.loads(run.text)))
     more = [f"... and {len(lines) - _SHOWN_KEYS} more"] if len(lines) > _SHOWN_KEYS else []

@@ -22,6 +22,7 @@ from durastore.fsio.identity import identify
 from durastore.fsio.past_cache import writing_past_cache
 from durastore.fsio.paths import open_folder
 from durastore.fsio.publish import TempFile, write_all
+from durastore.fsio.rate import RateStopped
 from durastore.migrate.durable import DurableNames
 from durastore.migrate.existing import settle_existing
 from durastore.migrate.metadata import set_file_meta
@@ -116,6 +117,8 @@ class _Copier:
             self._tools.target.check()  # before anything is written under a path that may lead elsewhere (case B20)
             with ExitStack() as held:
                 _Unit(self, self._tools, outcome=self._outcome, held=held).copy(unit)
+        except RateStopped:
+            return  # another thread has said why
         except StopCopying as exc:
             self._outcome.stop(str(exc))
         except RootMismatch as exc:

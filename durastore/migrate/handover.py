@@ -59,11 +59,11 @@ def path_at_target(target: Path, root: HeldRoot) -> Path:
     return target / root.path if root.path else target
 
 
-def find_state(target: Folder | None, root: HeldRoot, *, target_path: Path) -> RootState | str:
+def find_state(target: Folder | None, root: HeldRoot, *, source_path: Path, target_path: Path) -> RootState | str:
     """The state, or why this root cannot go there. `target`: DST, None where it does not exist yet. OSError passes."""
     place = path_at_target(target_path, root)
     if root.moved_to not in (None, "", str(place)):
-        return f"spool root {root.path or '.'} was moved to {root.moved_to}"
+        return f"spool root {source_path / root.path} was moved to {root.moved_to}"
     try:
         folder = open_folder(target, root.path) if target is not None else None
     except FileNotFoundError:

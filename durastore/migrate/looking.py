@@ -17,7 +17,7 @@ from durastore.fsio.paths import open_folder
 from durastore.fsio.space import Filesystem, disk_bytes, filesystem_of, free_bytes
 from durastore.migrate.handover import RootState, find_state
 from durastore.migrate.outcome import Item
-from durastore.migrate.places import Trees, refuse_inside
+from durastore.migrate.places import Trees, find_unwritable, refuse_inside
 from durastore.migrate.plan import MigratePlan, PlanFacts, plan_migrate
 from durastore.migrate.roots import Going, HeldRoot, find_roots, hold_root, root_of
 from durastore.migrate.scan import Scan, SourceFile, SourceLink, scan_tree
@@ -66,6 +66,7 @@ def look_at(trees: Trees, *, stack: ExitStack, is_reclaiming: bool, is_any_files
         problems += _problems_of_kind(filesystem_of(trees.existing.path), has_roots=bool(roots))
     if is_reclaiming:
         problems += _problems_of_spools(trees, scan, roots=roots)
+    problems += _problems_of_writing(trees, is_reclaiming=is_reclaiming)
     items, waiting = _sorted_out(scan, roots, states=states, is_reclaiming=is_reclaiming)
     there = _names_there(trees, scan)
     fresh = tuple(item.file for item in items if item.file.path not in there)
@@ -107,6 +108,17 @@ def _problems_of_kind(kind: Filesystem, *, has_roots: bool) -> list[str]:
     return [f"DST is on {kind.type_name}, no local disk: a copy there frees no source without --any-filesystem"]
 
 
+def _problems_of_writing(trees: Trees, *, is_reclaiming: bool) -> list[str]:
+    """What the first thing that is made would say: a dry run has to know it as well."""
+    problems = []
+    what = "the folder of DST" if trees.is_new else "DST"
+    if (why := find_unwritable(trees.existing)) is not None:
+        problems.append(f"{what} {why}: nothing can be made there")
+    if is_reclaiming and (why := find_unwritable(trees.source)) is not None:
+        problems.append(f"SRC {why}: no source is freed there")
+    return problems
+
+
 def _problems_of_spools(trees: Trees, scan: Scan, *, roots: tuple[HeldRoot, ...]) -> list[str]:
     """Packs that a journal knows and that would go without it: whoever opens their root next would call them lost. Only
     a root that moves as a whole, under its locks, takes its journals along.
@@ -137,7 +149,7 @@ def _states(trees: Trees, roots: tuple[HeldRoot, ...]) -> tuple[dict[str, RootSt
     problems: list[str] = []
     for root in roots:
         target = None if trees.is_new else trees.existing
-        found = find_state(target, root, target_path=trees.target_path)
+        found = find_state(target, root, source_path=trees.source.path, target_path=trees.target_path)
         if isinstance(found, str):
             problems.append(found)
         else:

@@ -6,6 +6,7 @@ Must never make anything before the plan was accepted, and nothing in SRC but it
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from durastore.fsio.space import filesystem_of
 from durastore.migrate.scan import PRIVATE_NAME, Scan
 from durastore.observe.events import LOGGER
 
-__all__ = ["Target", "Trees", "hold_trees", "make_target", "refuse_inside"]
+__all__ = ["Target", "Trees", "find_unwritable", "hold_trees", "make_target", "refuse_inside"]
 
 _NFC_NAME = "caf\u00e9"
 """An empty folder by whose name a file system shows whether it knows accents in one form only."""
@@ -74,7 +75,8 @@ class Target:
 def hold_trees(source: Path, target: Path, *, stack: ExitStack) -> Trees:
     """Find both, hold them until `stack` ends, and lock what exists: nothing is made, nothing is written.
 
-    `StoreMissing` where SRC, or the folder that DST would be in, does not exist; `ConfigError` where the trees overlap;
+    `StoreMissing` where SRC, or the folder that DST would be in, does not exist; `ConfigError` where the trees overlap
+    or one is a file;
     `SpoolLocked` where another migrate works on one of them.
     """
     held = _open(source, what="SRC")
@@ -110,6 +112,15 @@ def make_target(trees: Trees, *, stack: ExitStack) -> Target:
     return Target(trees=trees, folder=folder, private=private, temps=temps, superseded=superseded, device=device)
 
 
+def find_unwritable(folder: Folder) -> str | None:
+    """Why nothing can be made in it; None where nothing speaks against it."""
+    if os.statvfs(folder.fd).f_flag & os.ST_RDONLY:
+        return f"({folder.path}) is on a file system that is mounted read-only"
+    if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder.fd, effective_ids=True):
+        return f"({folder.path}) may not be written by this user"
+    return None
+
+
 def refuse_inside(trees: Trees, scan: Scan) -> None:
     """`ConfigError` if DST turned up among the folders of SRC: a bind mount that the kernel's table did not show."""
     for folder in _ancestry(trees.existing):
@@ -122,6 +133,11 @@ def _open(path: Path, *, what: str) -> Folder:
     try:
         return Folder.open(real)
     except OSError as exc:
+        if real.exists() and not real.is_dir():
+            hint = "migrate takes a folder with all that is in it, never a single file; nothing was made or changed"
+            raise ConfigError(f"{what} {path} is no folder", hint=hint) from exc
+        if exc.errno not in (errno.ENOENT, errno.ENOTDIR):  # it is there
+            raise DiskFailed(f"{what} {path}: {exc.strerror or exc}", errno=exc.errno) from exc
         raise StoreMissing(
             f"{what} {path}: {exc.strerror}", hint="is the disk mounted? Nothing was made or changed"
         ) from exc

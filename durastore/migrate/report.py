@@ -72,12 +72,12 @@ class MigrateReport:
     @property
     def exit_code(self) -> int:
         """The first that holds of: 2 refused, 13 read back otherwise than written, 3 partly done, 11 waits for a lock,
-        12 damaged sources, 0.
+        12 damaged sources, 0. Of a dry run: what is known without reading, so never 12 or 13.
         """
         if self.plan.problems:
             return _USAGE
-        if not self.is_executed:
-            return _OK
+        if not self.is_executed:  # as far as it can be known before a byte is read
+            return _PARTLY if self.failed else _LOCKED if any(root.busy for root in self.roots) else _OK
         if self.mismatched:
             return _NOT_VERIFIED
         if any(root.busy for root in self.roots) and not self.failed and self.stopped is None:
@@ -126,6 +126,8 @@ class MigrateReport:
         """For people."""
         yield from _plan_lines(self.plan)
         if not self.is_executed:
+            yield from self._finding_lines()
+            yield from (_busy_line(self._place(root), root) for root in self.roots if root.busy)
             return
         done = sum(self.prior.values()) + len(self.damaged)
         yield (
@@ -137,18 +139,22 @@ class MigrateReport:
                 yield f"  {self.prior[prior]} {prior.value}"
         yield from self._finding_lines()
         for root in self.roots:
-            yield from _root_lines(root)
+            yield _root_line(self._place(root), root)
         if self.is_reclaiming:
             yield f"freed {self.reclaimed} sources ({self.reclaimed_bytes} bytes)"
             yield from _some("kept", self.kept)
         if self.stopped is not None:
             yield f"STOPPED: {self.stopped}; {self.not_attempted} files were not attempted; run the same command again"
 
+    def _place(self, root: RootReport) -> str:
+        return _text(f"{self.source}/{root.path}" if root.path else self.source)
+
     def _finding_lines(self) -> Iterator[str]:
         yield from _some("FAILED", self.failed)
         yield from _some("damaged at the source, copied as it is", self.damaged)
-        yield from _some("hard link, now a file of its own", dict.fromkeys(self.hard_links))
-        yield from _some("sparse, now written in full", dict.fromkeys(self.sparse))
+        becomes = "now" if self.is_executed else "then"
+        yield from _some(f"hard link, {becomes} a file of its own", dict.fromkeys(self.hard_links))
+        yield from _some(f"sparse, {becomes} written in full", dict.fromkeys(self.sparse))
         yield from _some("not copied", self.odd)
         yield from _some("link that leads out of the tree or nowhere, kept as it is", dict.fromkeys(self.links_out))
         yield from _some("earlier copy set aside", self.superseded)
@@ -169,12 +175,14 @@ def _plan_lines(plan: MigratePlan) -> Iterator[str]:
         yield f"REFUSED: {problem}"
 
 
-def _root_lines(root: RootReport) -> Iterator[str]:
-    name = root.path or "."
+def _root_line(place: str, root: RootReport) -> str:
     if root.is_active:
-        yield f"spool root {name} is at {root.target} now; the old place refuses to open"
-    else:
-        yield f"spool root {name} is still here, and not active at {root.target}: {root.reason}"
+        return f"spool root {place} is at {root.target} now; the old place refuses to open"
+    return f"spool root {place} is still here, and not active at {root.target}: {root.reason}"
+
+
+def _busy_line(place: str, root: RootReport) -> str:
+    return f"spool root {place} is in use ({', '.join(root.busy)}): its sealed packs can go, the rest needs the lock"
 
 
 def _some(what: str, found: Mapping[str, str | None]) -> Iterator[str]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import DiskFailed, DurastoreError
-from durastore.formats.spool_root import GOING_NAME
+from durastore.formats.spool_root import GOING_NAME, PRIVATE_ROOT_NAME
 from durastore.fsio.folding import find_folding
 from durastore.fsio.paths import open_folder
 from durastore.fsio.rate import RateLimit
@@ -27,7 +27,7 @@ from durastore.migrate.handover import RootState, begin_root, end_root, path_at_
 from durastore.migrate.looking import Look, leads_out, look_at
 from durastore.migrate.metadata import finish_folders, make_folders, make_links, names_of
 from durastore.migrate.outcome import Outcome, Progress, StopCopying
-from durastore.migrate.places import Target, Trees, hold_trees, make_target
+from durastore.migrate.places import Target, Trees, find_unwritable, hold_trees, make_target
 from durastore.migrate.plan import find_folded
 from durastore.migrate.reading import Formats, SourceReader
 from durastore.migrate.record import Intents, Prior, ProvenLog, load_intents, load_proven
@@ -77,6 +77,7 @@ def migrate(
         report = _report_of(trees, look)
         report.restored = tuple(restored)
         if look.plan.problems or request.is_dry:
+            report.failed |= look.scan.unreadable
             return report
         run = _Run(request, look, target=make_target(trees, stack=stack), formats=formats, clock=clock)
         run.fill(report, on_progress=on_progress)
@@ -113,12 +114,29 @@ def _report_of(trees: Trees, look: Look) -> MigrateReport:
         odd=dict(scan.odd),
         links_out=tuple(link.path for link in scan.links if leads_out(link) or _is_broken(trees, link.path)),
         notes=tuple(
-            f"the journal of {root.path or '.'}/{name} says nothing: {why}"
+            f"the journal of {trees.source.path / root.path / name} says nothing: {why}"
             for root in look.roots
             for name, why in root.unread.items()
-        ),
+        )
+        + _note_on_marking(trees, look),
         roots=tuple(_root_report(trees, look, root=root, reason="not begun") for root in look.roots),
     )
+
+
+def _scope_of(root: HeldRoot) -> str:
+    """What goes over with it: the record of a folder of files goes with all of them. Whoever adopts what was left in
+    SRC would be refused there for want of its record.
+    """
+    above, _, name = root.path.rpartition("/")
+    return above if name == PRIVATE_ROOT_NAME else root.path
+
+
+def _note_on_marking(trees: Trees, look: Look) -> tuple[str, ...]:
+    """Copied all the same: what a failing disk still gives is worth having."""
+    why = find_unwritable(trees.source)
+    if why is None or all(look.states.get(root.path) is RootState.DONE for root in look.roots):
+        return ()
+    return (f"SRC {why}: a spool root in it cannot be marked as moved, so that the one in DST does not become active",)
 
 
 def _is_broken(trees: Trees, path: str) -> bool:
@@ -185,7 +203,7 @@ class _Run:
                 log=log,
                 known=load_proven(target.private, source=source_id),
                 names=names,
-                reader=self._reader(),
+                reader=self._reader(is_over=lambda: outcome.is_stopped),
                 jobs=self._request.jobs,
             )
             copy_files(tools, look.items, outcome=outcome)
@@ -198,8 +216,8 @@ class _Run:
         finish_folders(target, folders, outcome=outcome)
         _sync_all(target, folders)
 
-    def _reader(self) -> SourceReader:
-        rate = RateLimit(self._request.bytes_per_s, clock=self._clock)
+    def _reader(self, *, is_over: Callable[[], bool]) -> SourceReader:
+        rate = RateLimit(self._request.bytes_per_s, clock=self._clock, is_over=is_over)
         is_local = filesystem_of(self._target.trees.source.path).is_local_disk
         return SourceReader(self._formats, rate=rate, is_local=is_local)
 
@@ -256,7 +274,7 @@ class _Run:
                 f"{', '.join(root.busy)} in use; sealed packs were copied, the rest needs the lock: "
                 f"durastore stop --local {here}, then the same command again"
             )
-        failed = [path for path in outcome.failed if below(path, root.path) and "/quarantine/" not in path]
+        failed = [path for path in outcome.failed if below(path, _scope_of(root)) and "/quarantine/" not in path]
         if failed:
             return (
                 f"{len(failed)} of its files could not be copied; one that cannot be read at all may be moved into "

@@ -22,6 +22,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 _SOCKET_PATH = "/_nicegui_ws/"
+_ASSETS = "/_nicegui"  # and of its sockets
+_PATHS = ("/", "/metrics", "/healthz", "/view.json", "/favicon.ico")
 
 
 def make_token() -> str:
@@ -68,7 +70,8 @@ class Guard:
         if method not in ("GET", "HEAD") and not path.startswith(_SOCKET_PATH):
             return 405, "There is nothing to change here.\n"
         if self._token is None or self._knows(headers):
-            return 200, ""
+            is_known = path in _PATHS or path.startswith(_ASSETS)
+            return (200, "") if is_known else (404, f"Nothing is here: there are {' '.join(_PATHS)}\n")
         query = dict(parse_qsl(bytes(scope.get("query_string", b"")).decode("latin-1")))
         if scope["type"] == "http" and self._is_token(query.pop("token", "")):
             return 303, path + (f"?{urlencode(query)}" if query else "")

@@ -21,6 +21,7 @@ from durastore.fsio.lock import holders
 from durastore.fsio.space import disk_bytes, free_bytes
 from durastore.monitor.facts import Liveness, RootFacts, SpoolFacts
 from durastore.monitor.liveness import pulse_of
+from durastore.objectstore.probe.saved import refuse_unfinished
 from durastore.observe.status import StoreRecord, Teller, WorkerRecord
 from durastore.spool.glance import RootGlance, SpoolGlance, look_at_root
 from durastore.spool.last_words import load_last_record
@@ -72,9 +73,12 @@ class RootLook:
         """How things are now. Raises nothing for what it finds."""
         now = self._clock.stamp()
         try:
-            if not (self._path / ROOT_MARKER_NAME).is_file():
-                raise StoreMissing(f"{self._path} is no spool root (yet)")
+            if not self._path.exists():
+                raise StoreMissing(f"{self._path} does not exist (yet): check the path; is its disk mounted?")
             with Folder.open(self._path) as root:
+                refuse_unfinished(root)
+                if not root.has(ROOT_MARKER_NAME):
+                    raise StoreMissing(f"{self._path} is no spool root (yet)")
                 names = [name for name in root.names() if parse_spool_name(name) is not None]
                 spools = [self._look_at(root, name, now=now) for name in names]
             glance = self._glanced_at(spools)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from durastore.clock import SYSTEM_CLOCK, Clock
@@ -28,6 +28,8 @@ class Address:
     url: str
     token: str | None
     """Also part of `url`; None on loopback."""
+    problems: tuple[str, ...] = ()
+    """Of roots that cannot be looked at now: a path that was mistyped shows an empty page for ever."""
 
 
 def serve(
@@ -67,7 +69,8 @@ def serve(
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets=sockets)
                 # Not before: until the server listens to signals, Python may lose a Ctrl-C in some finaliser.
-                told(_address(listener, host, token=token))
+                problems = tuple(banner.detail for banner in sampler.view.banners if banner.what == "root")
+                told(replace(_address(listener, host, token=token), problems=problems))
 
         with suppress(KeyboardInterrupt):  # how it is meant to end; the server raises it again once it is down
             Server(config).run(sockets=[listener])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Any
 
 from durastore.model import render_json
@@ -126,7 +127,7 @@ def _finding_lines(findings: Iterable[FindingSet], *, told: str) -> Iterator[str
         if not finding.is_note:
             yield f"  {told}: {finding.action.value}"
         details = finding.details or [""] * finding.count
-        for name, detail in list(zip(finding.names, details, strict=True))[:_SHOWN]:
+        for name, detail in nsmallest(_SHOWN, zip(finding.names, details, strict=True)):  # a disk has no order
             yield f"    {_shown(name)}" + (f": {detail}" if detail else "")
         if finding.count > _SHOWN:
             yield f"    ... and {finding.count - _SHOWN} more (--json and --report name all)"

@@ -8,6 +8,7 @@ found wrong.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -245,8 +246,9 @@ class _Scrub:
         left = [n for n in numbers if self._held.key_text(n) not in state.done]
         self._read_before = len(numbers) - len(left)
         total = int(self._held.sizes[left].sum()) if left else 0
-        limit = RateLimit(request.bytes_per_s or 0, clock=self._clock)
-        for number, (outcome, size_bytes, is_second) in self._read_all(left, limit):
+        over = threading.Event()  # who is interrupted does not wait for the objects that are being read
+        limit = RateLimit(request.bytes_per_s or 0, clock=self._clock, is_over=over.is_set)
+        for number, (outcome, size_bytes, is_second) in self._read_all(left, limit, over=over):
             self._bytes_read += size_bytes
             self._bad_transfers += is_second and outcome is None
             if outcome is None:
@@ -260,7 +262,7 @@ class _Scrub:
             if on_progress is not None:
                 on_progress(self._bytes_read, total)
 
-    def _read_all(self, numbers: list[int], limit: RateLimit) -> Iterator[tuple[int, _Read]]:
+    def _read_all(self, numbers: list[int], limit: RateLimit, *, over: threading.Event) -> Iterator[tuple[int, _Read]]:
         pool = ThreadPoolExecutor(max_workers=_READS_AT_ONCE, thread_name_prefix="durastore-scrub")
         waiting: deque[tuple[int, Future[_Read]]] = deque()
         try:
@@ -273,6 +275,7 @@ class _Scrub:
                 first, future = waiting.popleft()
                 yield first, future.result()
         finally:
+            over.set()
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _read_twice(self, number: int, limit: RateLimit) -> _Read:

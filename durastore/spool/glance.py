@@ -29,7 +29,7 @@ from durastore.spool.journal_file import newest_journal
 from durastore.spool.journal_log import with_log
 from durastore.spool.journal_rows import load_packs
 from durastore.spool.records import FACT_URL, SIDE_STATES, UNMANIFESTED, WITHOUT_FILE, PackRecord
-from durastore.spool.root import read_moved
+from durastore.spool.root import is_surely_copied, read_moved
 from durastore.spool.stops import FACT_STOPPED, stops_in_force
 
 __all__ = ["JournalGlance", "PackTotals", "RootGlance", "SpoolGlance", "look_at_root", "opened_journal"]
@@ -95,6 +95,8 @@ class RootGlance:
     """The newest result of each place."""
     moved_to: str | None
     """Where the contents of this root went: it is not used any more."""
+    is_copy: bool
+    """The marker was written in another directory or file system: no process opens this root."""
 
 
 def look_at_root(path: Path, *, is_wanted: Callable[[str], bool] = lambda name: True) -> RootGlance:
@@ -115,6 +117,7 @@ def look_at_root(path: Path, *, is_wanted: Callable[[str], bool] = lambda name: 
                 stops=tuple(stops_in_force(root, also=[stop for stop in found if stop is not None])),
                 probes=_probes(root),
                 moved_to=read_moved(root),
+                is_copy=is_surely_copied(root),
             )
         except OSError as exc:
             raise SpoolUnreadable(f"spool root {path}: {exc.strerror or exc}", errno=exc.errno) from exc

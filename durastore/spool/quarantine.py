@@ -55,7 +55,7 @@ class QuarantinedFile:
     samples: tuple[str, ...]
     """Ids of the samples in it that still verify, byte for byte."""
     damaged: int
-    """Members of it that do not."""
+    """Members of it that do not, and what is no member at all."""
 
     @property
     def place(self) -> str:

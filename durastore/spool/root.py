@@ -16,9 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from durastore.errors import NO_ROOM, DiskFailed, RootMismatch, SpoolUnreadable, UnsupportedFilesystem
+from durastore.errors import NO_ROOM, DiskFailed, DurastoreError, RootMismatch, SpoolUnreadable, UnsupportedFilesystem
 from durastore.formats.spool_root import (
-    INCOMING_NAME,
     MOVED_NAME,
     ROOT_MARKER_NAME,
     RootRecord,
@@ -28,8 +27,9 @@ from durastore.formats.spool_root import (
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
 from durastore.fsio.space import Filesystem, filesystem_of
+from durastore.objectstore.probe.saved import refuse_unfinished
 
-__all__ = ["RootIdentity", "SpoolRoot", "read_moved"]
+__all__ = ["RootIdentity", "SpoolRoot", "is_surely_copied", "read_moved"]
 
 _MARKER_LIMIT_BYTES = 65_536
 _REMOUNT = "mount the disk again; nothing was changed"
@@ -129,11 +129,7 @@ def _settle_names(folder: Folder) -> None:
 
 
 def _refuse_moved(folder: Folder) -> None:
-    if folder.has(INCOMING_NAME):
-        raise RootMismatch(
-            f"spool root {folder.path} is being filled by `durastore migrate`",
-            hint="run the same `durastore migrate` again; it goes on, and ends it",
-        )
+    refuse_unfinished(folder)
     target = read_moved(folder)
     if target is None:
         return
@@ -155,6 +151,20 @@ def read_moved(folder: Folder) -> str | None:
     return data.decode("utf-8", "surrogateescape").strip("\n")
 
 
+def is_surely_copied(folder: Folder) -> bool:
+    """Whether the marker in it says that it was written elsewhere; False also where it says nothing. OSError."""
+    try:
+        record = parse_root(folder.read_bytes(ROOT_MARKER_NAME, limit_bytes=_MARKER_LIMIT_BYTES))
+    except DurastoreError:
+        return False  # who opens it says why
+    return _is_elsewhere(record, folder, filesystem=filesystem_of(folder.path))
+
+
+def _is_elsewhere(record: RootRecord, folder: Folder, *, filesystem: Filesystem) -> bool:
+    is_other = record.directory_inode != os.fstat(folder.fd).st_ino
+    return is_other or filesystem.is_surely_not(record.fs_uuid)
+
+
 def _identify(folder: Folder, filesystem: Filesystem) -> RootIdentity:
     directory = os.fstat(folder.fd)
     if not folder.has(ROOT_MARKER_NAME):
@@ -164,7 +174,7 @@ def _identify(folder: Folder, filesystem: Filesystem) -> RootIdentity:
         except FileExistsError:
             pass  # another process made it in this moment: its marker holds
     record = parse_root(folder.read_bytes(ROOT_MARKER_NAME, limit_bytes=_MARKER_LIMIT_BYTES))
-    if record.directory_inode != directory.st_ino or filesystem.is_surely_not(record.fs_uuid):
+    if _is_elsewhere(record, folder, filesystem=filesystem):
         raise RootMismatch(
             f"spool root {folder.path} is a copy: its marker was written in another directory or file system",
             hint=f"use the original; if that is gone, rename {ROOT_MARKER_NAME} here: every pack is then checked anew",

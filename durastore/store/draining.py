@@ -13,7 +13,7 @@ from pathlib import Path
 
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.config import StoreOptions
-from durastore.errors import DurastoreError, NotVerified, PackFailed, SpoolLocked, StoreClosed
+from durastore.errors import DurastoreError, NotVerified, PackFailed, PartlyDone, SpoolLocked, StoreClosed
 from durastore.model import PackState
 from durastore.objectstore.location import BucketUrl
 from durastore.objectstore.probe.saved import opened_root
@@ -67,12 +67,18 @@ class DrainReport:
 
     @property
     def exit_code(self) -> int:
-        """0; 13 where a sample is not proven; that of the error where endpoint or credentials ended it."""
+        """0; 13 where a sample is not proven; 3 where all is proven and was not freed in time; that of the error where
+        endpoint or credentials ended it.
+        """
         errors = [spool.error for spool in self.spools if spool.error is not None]
-        others = [error for error in errors if not isinstance(error, PackFailed | NotVerified)]
+        late = [error for error in errors if isinstance(error, PartlyDone)]
+        unproven = [error for error in errors if isinstance(error, PackFailed | NotVerified)]
+        others = [error for error in errors if error not in (*late, *unproven)]
         if others:
             return others[0].exit_code
-        return 13 if errors or any(spool.left for spool in self.spools) else 0
+        if unproven or any(spool.left for spool in self.spools):
+            return NotVerified.exit_code
+        return PartlyDone.exit_code if late else 0
 
 
 def drain_root(
@@ -142,7 +148,7 @@ def _drain_bucket(
     except DurastoreError as exc:  # the spools are closed by now: what they hold is as it was
         return [_unopened(spool, url, packs=before[spool.path.name], error=exc) for spool in spools]
     try:
-        error = _wait(store, options=options, timeout_s=timeout_s)
+        error = _wait(store, lanes, options=options, timeout_s=timeout_s)
         return [
             _told(lane.spool, url, before=before[lane.spool.path.name], reasons=_reasons(lane), error=error)
             for lane in lanes
@@ -154,14 +160,19 @@ def _drain_bucket(
             LOGGER.warning("%s", exc)
 
 
-def _wait(store: Store, *, options: StoreOptions, timeout_s: float | None) -> DurastoreError | None:
+def _wait(
+    store: Store, lanes: Sequence[Lane], *, options: StoreOptions, timeout_s: float | None
+) -> DurastoreError | None:
     try:
         if options.reclaim == "eager":
             store.drain(timeout_s)
         else:
             store.flush(timeout_s)
     except TimeoutError as exc:
-        return NotVerified(str(exc), hint="run the same command again; it goes on")
+        packs = [record for lane in lanes for record in lane.spool.journal.packs()]
+        is_proven = all(record.state in _PROVEN or not record.sample_count for record in packs)
+        late = PartlyDone if is_proven else NotVerified  # proven, and only not freed yet
+        return late(str(exc), hint="run the same command again; it goes on")
     except DurastoreError as exc:
         return exc
     return None

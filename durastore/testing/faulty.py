@@ -10,10 +10,16 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, TypeVar
 
-from durastore.errors import AmbiguousWrite, DurastoreError, EndpointUnreachable, IntegrityError, ObjectAbsent
+from durastore.errors import (
+    AmbiguousWrite,
+    DurastoreError,
+    EndpointUnreachable,
+    IntegrityError,
+    InvalidInput,
+    ObjectAbsent,
+)
 from durastore.model import ObjectKey
 from durastore.objectstore.classify import Refusal, classify_refusal
 from durastore.objectstore.listing import Listing, pages_of
@@ -27,33 +33,12 @@ from durastore.objectstore.port import (
     PartReply,
     WriteReply,
 )
+from durastore.testing.faults import Fault, FaultRule
 from durastore.testing.wrong_bytes import misread, with_wrong_byte, with_zero_block
 
 __all__ = ["Fault", "FaultRule", "FaultyReader", "FaultyStore"]
 
 T = TypeVar("T")
-
-
-class Fault(Enum):
-    """What goes wrong in one call."""
-
-    DROP_REQUEST = "the request never arrives"
-    DROP_RESPONSE = "it happens, and the answer is lost"
-    SERVER_ERROR = "500"
-    SLOW_DOWN = "503 SlowDown"
-    FORBIDDEN = "403 AccessDenied"
-    ABSENT = "404 although the object is there"
-    STALE_HEAD = "head answers as before the last write of the key"
-    WRONG_BYTE = "a read hands out one wrong byte"
-    SHORT_READ = "a read hands out half of the bytes as if they were all"
-    TRUNCATE = "a read ends early, which the adapter notices"
-    CUT_BODY = "the connection breaks in the middle of a read"
-    STORE_EMPTY = "the write is acknowledged and zero bytes are stored"
-    LOSE_OBJECT = "the write is acknowledged and the object is gone afterwards"
-    ZERO_BLOCK = "the write is acknowledged; one 4 KiB block reads as zeros, size and checksum look right"
-    FLIP_BYTE = "the write is acknowledged; one stored byte is wrong, size and checksum look right"
-    SHORT_PAGE = "a listing lacks the last key of its first page"
-    REPEAT_PAGE = "a listing gives its first page twice"
 
 
 _REFUSALS = {
@@ -62,24 +47,6 @@ _REFUSALS = {
     Fault.FORBIDDEN: Refusal(status=403, server_code="AccessDenied"),
     Fault.ABSENT: Refusal(status=404, server_code="NoSuchKey"),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultRule:
-    """`fault` at calls number `first` to `first + count - 1` of `op`, counted over calls whose key holds `key_part`.
-
-    `op` is a method name of the port (`put`, `head`, `fetch`, `fetch_chunks`, `list`, `upload_part`, ...) or `*`.
-    """
-
-    op: str
-    fault: Fault
-    first: int = 1
-    count: int | None = 1
-    """None: from `first` on, for ever."""
-    key_part: str = ""
-
-    def is_due(self, number: int) -> bool:
-        return number >= self.first and (self.count is None or number < self.first + self.count)
 
 
 @dataclass(slots=True)
@@ -251,7 +218,9 @@ class FaultyStore:
             self._state.lost.add(key)
 
     def damage(self, key: ObjectKey, fault: Fault) -> None:
-        """From now on the stored bytes of `key` are wrong; `fault` is `ZERO_BLOCK` or `FLIP_BYTE`."""
+        """From now on the stored bytes of `key` are wrong by `ZERO_BLOCK` or `FLIP_BYTE`; else `InvalidInput`."""
+        if fault not in (Fault.ZERO_BLOCK, Fault.FLIP_BYTE):
+            raise InvalidInput(f"{fault.name} is no damage of stored bytes", hint="ZERO_BLOCK or FLIP_BYTE")
         with self._state.lock:
             self._state.damage[key] = with_zero_block if fault is Fault.ZERO_BLOCK else with_wrong_byte
 

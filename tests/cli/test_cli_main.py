@@ -20,6 +20,7 @@ from durastore.objectstore.retrying import RetryPolicy
 from durastore_cli import main as main_module
 from durastore_cli.exits import EXIT_CODES
 from durastore_cli.main import COMMANDS, run
+from durastore_cli.next_step import AGAIN
 from durastore_cli.progress import Ticker
 from tests.unit.reconcile_lab import npy
 
@@ -126,6 +127,32 @@ def test_progress_of_an_unknown_total_names_none(
     assert capsys.readouterr().err.splitlines() == ["adopt: 1 files", "adopt: 1 of 2 files"]
 
 
+def test_the_last_line_of_progress_is_the_end_and_not_the_middle(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("durastore_cli.progress._EVERY_S", 0.0)
+    tick = Ticker("adopt", "files")
+    tick(1, 3)
+    monkeypatch.setattr("durastore_cli.progress._EVERY_S", 1000.0)
+    tick(2, 3)
+    tick(2, 3)
+    tick(3, 3)
+    assert capsys.readouterr().err.splitlines() == ["adopt: 1 of 3 files", "adopt: 2 of 3 files", "adopt: 3 of 3 files"]
+    short = Ticker("adopt", "files")
+    short(3, 3)  # over before there was anything to show
+    assert capsys.readouterr().err == ""
+
+
+def test_an_interrupt_tells_how_far_it_came(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tick = Ticker("adopt", "files")
+    tick(2, 9)
+    _raising(monkeypatch, KeyboardInterrupt())
+    assert run(["raise"]) == 130
+    assert capsys.readouterr().err.splitlines()[-2:] == ["adopt: 2 of 9 files", f"durastore: interrupted; {AGAIN}"]
+
+
 def test_every_error_has_an_exit_code_that_help_shows() -> None:
     classes = [getattr(errors, name) for name in errors.__all__]
     assert {c.exit_code for c in classes if issubclass(c, DurastoreError)} <= set(EXIT_CODES)
@@ -230,13 +257,13 @@ def _raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     "error, code, shown",
     [
         (SpoolFull("no room", hint="free some"), 14, ["durastore: no room [spool-full]", "hint: free some"]),
-        (KeyboardInterrupt(), 130, ["durastore: interrupted"]),
+        (KeyboardInterrupt(), 130, [f"durastore: interrupted; {AGAIN}"]),
         (ValueError("odd"), 1, ["durastore: unexpected ValueError: odd"]),
         (
             PermissionError(13, "Permission denied", "/nvme/spool"),
             1,
             [
-                "durastore: /nvme/spool: Permission denied [disk]",
+                "durastore: /nvme/spool: Permission denied [error]",
                 "hint: check owner and mode of it and of the folders above; `id` tells who you are here",
             ],
         ),
@@ -269,6 +296,7 @@ def test_stop_of_an_absent_root_is_no_store(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_stop_of_an_idle_root(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "w-00").mkdir()
     assert run(["stop", "--local", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"processes": [], "exit_code": 0}
 
@@ -277,6 +305,7 @@ def test_the_environment_names_the_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DURASTORE_LOCAL", str(tmp_path))
+    (tmp_path / "w-00").mkdir()
     assert run(["stop"]) == 0
     assert capsys.readouterr().out == "no process holds a spool of this root\n"
 

@@ -62,3 +62,11 @@ def test_a_bucket_inside_the_folder_is_refused(folder: Path) -> None:
     inner = folder / "bucket"
     inner.mkdir()
     assert run(["reconcile", "--local", str(folder), "--bucket", str(inner), "--apply"]) == 2
+
+
+def test_names_are_shown_in_order_whatever_the_disk_s_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for n in (2, 0, 8, 5, 1, 4, 3, 7, 6):
+        (folder / f"data_{n}.npy").write_bytes(npy(n))
+    assert run(_arguments(folder)) == 12
+    shown = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("    ")]
+    assert [name for name in shown if name.startswith("data_")] == [f"data_{n}.npy" for n in range(9)]

@@ -36,3 +36,23 @@ def test_what_cannot_be_proven_is_13_and_stays(
     assert run([*command[:-3], "--timeout", "60", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["spools"][0]["left"] == []
     assert pack.exists()  # proven, and freed by the usual rules only
+
+
+def test_what_is_proven_and_not_freed_in_time_is_3(
+    strict_s3: StrictS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in strict_s3.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("DURASTORE_PROBE", "never")
+    bucket, local = strict_s3.make_bucket(), tmp_path / "spool"
+    store = durastore.open(f"s3://{bucket}/p", local=local, endpoint_url=strict_s3.endpoint_url)
+    store.put("a", {"x": np.zeros(10_000)})
+    store.flush(60)
+    store.abandon()
+    (pack,) = local.glob("w-00/packs/*")
+    command = ["drain", "--local", str(local), "--endpoint-url", strict_s3.endpoint_url, "--json"]
+    assert run([*command, "--reclaim", "eager", "--timeout", "2"]) == 3  # settle_s is ten minutes
+    report = json.loads(capsys.readouterr().out)
+    (spool,) = report["spools"]
+    assert (spool["left"], spool["packs_proven"], spool["packs_freed"], spool["error"]) == ([], 1, 0, "partly-done")
+    assert pack.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ import torch
 import transformers
 
 from durastore.errors import ConfigError, InvalidInput, RunMismatch
+from durastore.extract.entry import extract
 from durastore.extract.ledger import FAILURES_FILE, LOG_FILE
 from durastore.extract.rows import input_digest
 from durastore.extract.runner import RunnerLimits
@@ -120,6 +122,28 @@ def test_a_wrong_request_writes_nothing(changes: dict[str, Any], error: type[Exc
     assert not job.root.exists()
 
 
+@pytest.mark.parametrize("workers", [None, 2])
+def test_an_input_that_the_model_cannot_tokenise_writes_nothing(
+    workers: int | None, job: Job, model_folder: Path, tmp_path: Path
+) -> None:
+    plain = tmp_path / "plain"
+    shutil.copytree(model_folder, plain)
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        (plain / name).unlink(missing_ok=True)
+    job.write({"id": "a", "input_ids": [1]}, {"id": "b", "messages": [{"role": "user", "content": "w1"}]})
+    with pytest.raises(ConfigError, match=r"tokeniser|chat template"):
+        extract(job.request(model=str(plain), workers=workers))
+    assert not job.root.exists()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "watch"])
+def test_a_server_that_is_not_named_writes_nothing(engine: str, job: Job) -> None:
+    job.write({"id": "a", "text": "w1"})
+    with pytest.raises(ConfigError, match=r"--endpoint|--staging"):
+        extract(job.request(engine=engine))
+    assert not job.root.exists()
+
+
 def test_one_id_with_two_contents_is_refused_before_the_start(job: Job) -> None:
     job.write({"id": "a", "text": "w1"}, {"id": "b", "text": "w1"}, {"id": "a", "text": "w2"})
     with pytest.raises(InvalidInput, match="lines 1 and 3"):
@@ -215,8 +239,10 @@ def test_a_preflight_counts_what_is_left_and_writes_nothing(
 ) -> None:
     job.write(*({"id": f"s{n}", "input_ids": [n] * 4} for n in range(10)), "{", {"id": "long", "input_ids": [1] * 41})
     command = extract_command(job, model_folder, "--preflight", "--tokens-per-s", "8")
-    assert run(command) == 0
+    assert run(command) == 3  # as the extraction of these rows
     facts = json.loads(capsys.readouterr().out)
+    assert facts["unusable_rows"] == 2
+    assert [(row["line"], row["stage"]) for row in facts["first_unusable"]] == [(11, "read"), (12, "length")]
     assert (facts["samples"], facts["tokens"], facts["longest_tokens"], facts["seconds"]) == (10, 40, 4, 5.0)
     assert not job.root.exists()
     assert job.run(layers="2,last").counts.ok == 10

@@ -63,7 +63,12 @@ def test_the_page_its_numbers_and_nothing_that_changes_anything(store: Store, tm
             assert ask(f"{served.url}view.json", method=method)[0] == 405
         for path in ("/docs", "/openapi.json", "/redoc"):
             assert "swagger" not in served.get(path)[1].lower()
-    assert (tmp_path / "log").read_text(encoding="utf-8").count("\n") == 1, "one line: the address"
+        for path in ("/nope", "/metric", "/metrics/x"):
+            status, text, _ = served.get(path)
+            assert (status, "/metrics" in text) == (404, True), "a mistyped address is not the page"
+    log = (tmp_path / "log").read_text(encoding="utf-8").splitlines()
+    assert len(log) == 2, "the address, and the root that is not there"
+    assert f"{tmp_path}/nowhere does not exist (yet)" in log[1]
 
 
 def test_another_address_than_loopback_needs_the_token(store: Store, tmp_path: Path) -> None:

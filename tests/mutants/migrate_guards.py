@@ -435,7 +435,7 @@ _ROOTS = (
         test=_ROOT_TESTS,
     ),
     _mutant(
-        "spool/root.py",
+        "objectstore/probe/saved.py",
         "half-filled-root-opens",
         clause=_OWNER,
         change=("    if folder.has(INCOMING_NAME):\n", "    if False:\n"),
@@ -510,6 +510,20 @@ _ROOTS = (
         clause="a root copied by other means: evidence void",
         change=("        return not is_weak or self.type_name in _FSID_LASTS\n", "        return not is_weak\n"),
         test="tests/unit/test_spool_root.py::test_ids_of_one_kind_that_last_tell_file_systems_apart",
+    ),
+    _mutant(
+        "migrate/run.py",
+        "record-goes-before-its-files",
+        clause=_OWNER,
+        change=("    return above if name == PRIVATE_ROOT_NAME else root.path\n", "    return root.path\n"),
+        test="tests/unit/test_migrate_ahead.py::test_the_record_of_a_folder_stays_while_a_file_of_it_does",
+    ),
+    _mutant(
+        "extract/stop.py",
+        "who-may-not-look-sees-nobody",
+        clause="an incomplete inventory yields no plan (INV-6)",
+        change=("        raise InventoryIncomplete(what, hint=hint) from exc\n", "        return {}\n"),
+        test="tests/unit/test_root_words.py::test_who_may_not_look_is_not_told_that_nobody_is_there",
     ),
 )
 

@@ -357,3 +357,15 @@ def test_the_report_adds_up() -> None:
     assert lines[0] == "files 40: would be adopted 3, held before 4, not adopted 30"
     assert "    ... and 10 more (--json names all)" in lines
     assert report.facts()["not_attempted"] == 3
+
+
+def test_an_input_without_a_usable_tokeniser_is_refused_before_anything_is_made(lab: Lab) -> None:
+    lab.write([{"id": "s0", "input_ids": [0, 1, 2]}, {"id": "s1", "text": "one"}, {"id": "s2", "text": "two"}])
+    lab.file("data_0.pt", [0, 1, 2])
+    assert lab.adopt(is_dry_run=True).adopted == 1  # rows without a file need no tokeniser
+    lab.file("data_2.pt", [2, 3, 4])
+    for is_dry_run in (True, False):
+        with pytest.raises(ConfigError, match="rows without input_ids"):
+            lab.adopt(is_dry_run=is_dry_run)
+    assert not lab.root.exists()
+    assert not [stat for page in lab.memory.list("") for stat in page]  # no marker: the prefix is bound to no run

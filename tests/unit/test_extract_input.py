@@ -13,13 +13,13 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durastore.errors import InvalidInput
+from durastore.errors import ConfigError, InvalidInput
 from durastore.extract import inputs
 from durastore.extract.batching import BATCH_ROWS, batches
 from durastore.extract.inputs import read_selected, survey_input
 from durastore.extract.layers import parse_layers
 from durastore.extract.rows import RawRow, RowFailure, TokenRow, parse_row, token_row
-from durastore.extract.tokens import LengthRule, tokenise
+from durastore.extract.tokens import LengthRule, NoTokenizer, ensure_tokenisable, tokenise
 
 
 def _file(folder: Path, *rows: Any, name: str = "train.jsonl") -> Path:
@@ -330,3 +330,20 @@ def test_batches_stream_instead_of_reading_everything_first() -> None:
 
     next(iter(batches(rows(), batch_tokens=40)))
     assert taken < 100
+
+
+def test_one_row_of_each_kind_asks_for_a_tokeniser_before_anything_begins(tmp_path: Path) -> None:
+    path = _file(
+        tmp_path,
+        {"id": "a", "input_ids": [1]},
+        {"id": "b", "text": "boom"},
+        {"id": "c", "text": "2"},
+        {"id": "d", "messages": [{"role": "user", "content": "x"}]},
+    )
+    rows = survey_input(path).to_tokenise
+    assert [row.line for row in rows] == [2, 4]
+    ensure_tokenisable(rows, WordTokenizer())  # what one row cannot be is that row's own failure
+    with pytest.raises(ConfigError, match="rows without input_ids, and nothing names a model"):
+        ensure_tokenisable(rows, NoTokenizer("nothing names a model", hint="give one"))
+    given = survey_input(_file(tmp_path, {"id": "a", "input_ids": [1]}))
+    ensure_tokenisable(given.to_tokenise, NoTokenizer("nothing names a model", hint="give one"))

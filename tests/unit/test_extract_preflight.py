@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from durastore.extract.preflight import Budget, Limits, SampleShape, Workload, plan_preflight
+from durastore.extract.rows import RowFailure
 
 GIB = 1 << 30
 SHAPE = SampleShape(layers=4, hidden_size=7168, value_bytes=2)
@@ -71,3 +72,14 @@ def test_what_cannot_work_is_refused_with_the_reason(limits: Limits, budget: Bud
 )
 def test_what_might_work_is_not_refused(limits: Limits, budget: Budget) -> None:
     assert plan_preflight(WORK, SHAPE, limits=limits, budget=budget).refusals == ()
+
+
+def test_rows_that_cannot_be_used_are_told_and_leave_their_exit_code() -> None:
+    row = RowFailure(line=3, sample_id=None, stage="read", reason="is not JSON")
+    found = plan_preflight(replace(WORK, unusable=2, first_unusable=(row,)), SHAPE, limits=LIMITS, budget=Budget())
+    facts = found.render()
+    assert (found.exit_code, facts["unusable_rows"]) == (3, 2)
+    assert facts["first_unusable"] == [{"line": 3, "stage": "read", "reason": "is not JSON"}]
+    assert plan_preflight(WORK, SHAPE, limits=LIMITS, budget=Budget()).exit_code == 0
+    hopeless = plan_preflight(found.work, SHAPE, limits=replace(LIMITS, disk_bytes=1), budget=Budget())
+    assert hopeless.exit_code == 2

@@ -114,7 +114,7 @@ def test_what_this_user_may_not_enter_is_not_told_as_nobody(hidden: str) -> None
         finally:
             os.seteuid(user)
             (root / hidden).chmod(0o700)
-    assert "run it as the user whose processes these are" in str(caught.value.hint)
+    assert "ask as the user that the processes run as" in str(caught.value.hint)
 
 
 def test_an_absent_root_is_no_store(tmp_path: Path) -> None:

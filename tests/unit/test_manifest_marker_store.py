@@ -208,11 +208,11 @@ def test_another_run_is_refused_with_the_old_and_new_value_of_each_key() -> None
 
 def test_a_long_difference_is_cut_and_counted() -> None:
     store = MemoryStore()
-    _overwrite(store, _marker("a", Run.of({})))
+    _overwrite(store, _marker("a", Run.of({"old": 1})))
     new = Run.of({f"k{i:03d}": "v" * 500 for i in range(100)})
     with pytest.raises(RunMismatch) as caught:
         ensure_marker(store, PREFIX, run=new, clock=ManualClock(), settle_s=0)
-    assert "... and 60 more" in caught.value.message
+    assert "... and 61 more" in caught.value.message
     assert len(caught.value.message) < 12_000
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from durastore import errors
 from durastore.model import ObjectKey
 from durastore.objectstore.crc import crc64nvme_b64
 from durastore.objectstore.memory import MemoryStore
+from durastore.objectstore.port import ObjectReader, ObjectStore
 from durastore.testing.faulty import Fault, FaultRule, FaultyStore
 
 KEY = ObjectKey("p/k")
@@ -156,3 +159,30 @@ def test_rules_count_only_what_they_name() -> None:
         store.head(KEY)
     store.heal()
     store.check_bucket()
+
+
+@pytest.mark.parametrize(
+    "op, fault, more, words",
+    [
+        ("puts", Fault.FORBIDDEN, {}, "no operation of a store is called 'puts'"),
+        ("head", Fault.FLIP_BYTE, {}, "FLIP_BYTE never acts on head"),
+        ("check_bucket", Fault.DROP_RESPONSE, {}, "never acts on check_bucket"),
+        ("put", Fault.FORBIDDEN, {"first": 0}, "no call is due"),
+        ("put", Fault.FORBIDDEN, {"count": 0}, "no call is due"),
+    ],
+)
+def test_a_rule_that_could_never_be_due_is_refused(op: str, fault: Fault, more: dict[str, Any], words: str) -> None:
+    with pytest.raises(errors.InvalidInput, match=words):
+        FaultRule(op=op, fault=fault, **more)
+
+
+def test_the_operations_of_rules_are_those_of_the_port() -> None:
+    calls = {name for name in vars(ObjectStore) if not name.startswith("_")} - {"url", "failure_domain", "close"}
+    calls |= {name for name in vars(ObjectReader) if not name.startswith("_")} - {"close", "fresh_reader"}
+    for op in calls - {"fresh_reader"}:
+        FaultRule(op=op, fault=Fault.FORBIDDEN)
+
+
+def test_only_damage_can_be_done_to_stored_bytes() -> None:
+    with pytest.raises(errors.InvalidInput, match="LOSE_OBJECT is no damage"):
+        FaultyStore(MemoryStore("t")).damage(ObjectKey("a"), Fault.LOSE_OBJECT)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from durastore.clock import ManualClock
+from durastore.clock import Clock, ManualClock, SystemClock
 from durastore.codec.encode import SampleContext, encode_sample
 from durastore.errors import ConfigError, EndpointUnreachable, StoreMissing
 from durastore.model import Digest, ManifestRow, ObjectKey, SampleId, WriterId
@@ -33,7 +36,7 @@ def bucket() -> Bucket:
     return bucket
 
 
-def look(bucket: Bucket, *, store: Any = None, clock: ManualClock | None = None, **changes: Any) -> ScrubReport:
+def look(bucket: Bucket, *, store: Any = None, clock: Clock | None = None, **changes: Any) -> ScrubReport:
     request = ScrubRequest(**changes)
     where = store if store is not None else bucket.store
     return scrub(where, bucket.prefix, request=request, clock=clock or ManualClock())
@@ -290,6 +293,19 @@ def test_a_rate_is_kept(bucket: Bucket) -> None:
     clock = ManualClock(on_sleep=slept.append)
     report = look(bucket, share=1.0, bytes_per_s=1000, clock=clock)
     assert sum(slept) >= report.bytes_read / 1000 / 2
+
+
+def test_an_interrupt_does_not_wait_for_the_rate(bucket: Bucket) -> None:
+    clock = SystemClock()
+    begun_s = clock.monotonic()
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            look(bucket, share=1.0, bytes_per_s=1, clock=clock)  # hours
+    finally:
+        timer.cancel()
+    assert clock.monotonic() - begun_s < 10
 
 
 def test_a_scrub_goes_on_where_it_was_ended(bucket: Bucket, tmp_path: Path) -> None:

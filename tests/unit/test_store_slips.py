@@ -23,9 +23,9 @@ def test_a_new_prefix_without_a_run_is_told_once_and_what_it_means_later(tmp_pat
         opened = durastore.open("memory://slips-a/p", local=tmp_path / "spool", reclaim="never")
     with opened as store:
         store.put("a", STATE)
-        with pytest.raises(RunMismatch, match="was begun without a run") as caught:
+        with pytest.raises(RunMismatch, match="is one without a run") as caught:
             durastore.open("memory://slips-a/p", local=tmp_path / "other", run={"a": 1}, reclaim="never")
-        assert "prefix of their own" in str(caught.value.hint)
+        assert "another prefix" in str(caught.value.hint)
     with (
         catch_warnings(record=True) as told,
         durastore.open("memory://slips-a/p", local=tmp_path / "b", reclaim="never"),

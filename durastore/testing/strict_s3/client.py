@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import durastore
-from durastore.errors import DurastoreError, EndpointUnreachable
+from durastore.errors import DurastoreError, EndpointUnreachable, InvalidInput
 from durastore.testing.strict_s3.rules import Lie, Rule, render_rules
 from durastore.testing.strict_s3.seen import SeenRequest
 
@@ -157,7 +157,11 @@ class StrictS3:
         self._call("lose", bucket=bucket, key=key)
 
     def damage(self, bucket: str, key: str, *, lie: Lie = Lie.FLIP_BYTE, at: int | None = None) -> None:
-        """Change the stored bytes and nothing that is said of them: `FLIP_BYTE`, `ZERO_BLOCK` or `HOLLOW`."""
+        """Change the stored bytes and nothing that is said of them: `FLIP_BYTE`, `ZERO_BLOCK` or `HOLLOW`;
+        `InvalidInput` for another lie.
+        """
+        if lie not in (Lie.FLIP_BYTE, Lie.ZERO_BLOCK, Lie.HOLLOW):
+            raise InvalidInput(f"{lie.label} is no damage of stored bytes", hint="flip-byte, zero-block or hollow")
         self._call("damage", bucket=bucket, key=key, lie=lie.label, at=at)
 
     def restart_losing(self, seconds: float) -> None:

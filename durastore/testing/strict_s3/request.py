@@ -12,12 +12,12 @@ from http import HTTPMethod
 from urllib.parse import unquote_plus, unquote_to_bytes
 
 from durastore.testing.strict_s3.answers import S3Refusal
+from durastore.testing.strict_s3.operations import UNSUPPORTED
 from durastore.testing.strict_s3.rules import Lie, Rule
 from durastore.testing.strict_s3.wire import HttpHead
 
-__all__ = ["OPERATIONS", "UNSUPPORTED", "Request", "parse_request"]
+__all__ = ["Request", "parse_request"]
 
-UNSUPPORTED = "unsupported"
 _KEY_LIMIT_BYTES = 1024
 _BUCKET_READS = {
     "location": "get_location",
@@ -56,33 +56,6 @@ _FOREIGN = frozenset(
         "website",
     ]
 )
-OPERATIONS = (
-    "put",
-    "get",
-    "head",
-    "delete",
-    "copy",
-    "list",
-    "list_v1",
-    "list_versions",
-    "create_upload",
-    "upload_part",
-    "copy_part",
-    "complete_upload",
-    "abort_upload",
-    "list_parts",
-    "list_uploads",
-    "list_buckets",
-    "create_bucket",
-    "head_bucket",
-    "get_location",
-    "get_versioning",
-    "put_versioning",
-    "get_lifecycle",
-    "put_lifecycle",
-    UNSUPPORTED,
-)
-"""The names by which requests are counted and rules name them. `list` is ListObjectsV2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

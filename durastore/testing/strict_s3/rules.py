@@ -10,10 +10,12 @@ import json
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
 from durastore.errors import InvalidInput
+from durastore.testing.strict_s3.operations import OPERATIONS
 
 __all__ = ["PROFILES", "Lie", "Rule", "RuleBook", "parse_rules", "render_rules"]
 
@@ -133,7 +135,8 @@ class Rule:
     """Tell `lie` in its requests number `first` to `first + count - 1`, counted over those the rule speaks of.
 
     `op` chooses the operation and `key_part` the keys. `amount` and `text` mean
-    what the lie's row in the table of docs/testing-kit.md says.
+    what the lie's row in the table of docs/testing-kit.md says. `InvalidInput` for a rule that could never be due: the
+    test that rests on it would pass for nothing.
     """
 
     lie: Lie
@@ -144,6 +147,19 @@ class Rule:
     key_part: str = ""
     amount: float | None = None
     text: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.lie, Lie):
+            raise InvalidInput(f"{ascii(self.lie)[:60]} is no lie", hint="give one of `Lie`")
+        if self.op not in ("", "*", *OPERATIONS):
+            near = get_close_matches(str(self.op), OPERATIONS, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"one of {' '.join(OPERATIONS)}"
+            raise InvalidInput(f"no operation is called {ascii(self.op)[:60]}", hint=hint)
+        if self.op not in ("", "*") and "*" not in self.lie.ops and self.op not in self.lie.ops:
+            told = " ".join(self.lie.ops)
+            raise InvalidInput(f"{self.lie.label} is never told in {self.op}", hint=f"it is told in {told}")
+        if self.first < 1 or (self.count is not None and self.count < 1):
+            raise InvalidInput(f"first {self.first}, count {self.count}: no request is due", hint="both from 1")
 
     def speaks_of(self, op: str, key: str) -> bool:
         if self.key_part and self.key_part not in key:
@@ -179,7 +195,9 @@ def parse_rules(text: str | bytes) -> tuple[Rule, ...]:
     try:
         given = json.loads(text or "[]")
         return tuple(Rule(**{**row, "lie": Lie.named(row["lie"])}) for row in given)
-    except (ValueError, TypeError, KeyError) as exc:
+    except KeyError as exc:
+        raise InvalidInput(f"not a script of rules: a rule has no {exc}") from exc
+    except (ValueError, TypeError) as exc:
         raise InvalidInput(f"not a script of rules: {exc}") from exc
 
 
