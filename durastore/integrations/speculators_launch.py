@@ -15,7 +15,9 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the script that the first argument names with the others. Ends with one line where there is none, or where the backend refuses."""
+    """Run the script that the first argument names with the others. Ends with one line where there is none, or where
+    the backend refuses.
+    """
     try:
         if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
             raise ConfigError("name speculators' launch script", hint="scripts/launch_vllm.py in its repository")

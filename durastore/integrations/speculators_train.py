@@ -16,8 +16,8 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run `python -m speculators.train` with the arguments as they are. Ends with one line where that is not installed, or
-    where the backend refuses.
+    """Run `python -m speculators.train` with the arguments as they are. Ends with one line where that is not
+    installed, or where the backend refuses.
     """
     try:
         if find_spec("speculators") is None:

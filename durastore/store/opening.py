@@ -37,7 +37,7 @@ from durastore.store.catalog import Catalog
 from durastore.store.intake import Intake
 from durastore.store.lane import Lane
 from durastore.store.membership import Membership
-from durastore.store.open_stores import note_opened, warn_if_open
+from durastore.store.open_stores import note_closed, note_opened, warn_if_open
 from durastore.store.pace import Pace
 from durastore.store.probing import Probing, choose_headers, probe_headers
 from durastore.store.reporting import StoreReporter
@@ -144,6 +144,7 @@ def open_store(
                 StoreWarning,
                 stacklevel=2,
             )
+        opener.on_close(lambda: note_closed(store))
         opener.keep()
         note_opened(store, url=place.render(), local=Path(os.path.realpath(root)))
         return store
@@ -190,6 +191,10 @@ class _Opener:
 
     def keep(self) -> None:
         self._stack.pop_all()
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """When the store that is made releases what it has."""
+        self._resources.callback(call)
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
