@@ -60,7 +60,7 @@ class SpoolRoot:
         """Open the root at `path`, making directory and marker if there is none. Safe to repeat, also by two processes.
 
         `UnsupportedFilesystem` where the file system is not a local disk (unless allowed), `RootMismatch` where the
-        root was moved away, copied or replaced, `SpoolUnreadable` where it cannot be read, or its parent does not exist.
+        root was moved away, copied or replaced, `SpoolUnreadable` where it cannot be read or its parent does not exist.
         """
         real = Path(os.path.realpath(path))
         _refuse_missing_parent(real)
