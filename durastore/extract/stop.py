@@ -18,8 +18,8 @@ from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import ConfigError, InventoryIncomplete
 from durastore.formats.spool_root import LOCK_NAME
 from durastore.fsio.lock import holders
-from durastore.objectstore.probe.saved import opened_root
 from durastore.spool.nearby import locks_in
+from durastore.spool.opened import opened_root
 
 __all__ = ["StopOutcome", "StopReport", "StoppedProcess", "stop"]
 

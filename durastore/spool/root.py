@@ -27,7 +27,7 @@ from durastore.formats.spool_root import (
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
 from durastore.fsio.space import Filesystem, filesystem_of
-from durastore.objectstore.probe.saved import refuse_unfinished
+from durastore.spool.opened import refuse_unfinished
 
 __all__ = ["RootIdentity", "SpoolRoot", "is_surely_copied", "read_moved"]
 
