@@ -25,7 +25,7 @@ from durastore.fsio.publish import TempFile, write_all
 from durastore.fsio.rate import RateStopped
 from durastore.migrate.durable import DurableNames
 from durastore.migrate.existing import settle_existing
-from durastore.migrate.metadata import set_file_meta
+from durastore.migrate.metadata import NO_ATIME, set_file_meta
 from durastore.migrate.outcome import Item, Outcome, StopCopying, cut_units
 from durastore.migrate.reading import Sink, SourceChanged, SourceRead, read_copy, read_dropped
 from durastore.migrate.record import Proven
@@ -43,7 +43,6 @@ _AHEAD_FILES = 32
 """Sources that are open, and asked for, before their turn: the device sorts its reads, and nobody waits for one."""
 _SPARE_FILES = 128
 _LEAST_SHARE = 24
-_NO_ATIME = getattr(os, "O_NOATIME", 0)
 
 
 class TargetFailed(Exception):
@@ -229,7 +228,7 @@ class _Unit:
             self._outcome.fail(path, f"its folder in the destination: {exc.strerror or exc}")  # case B13
             return None
         try:
-            temp = TempFile.open(target, temps=self._tools.target.temps, flags=_NO_ATIME)
+            temp = TempFile.open(target, temps=self._tools.target.temps, flags=NO_ATIME)
         except DiskFailed as exc:
             if exc.is_full:
                 raise StopCopying.of(exc) from exc  # case B115

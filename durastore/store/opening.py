@@ -37,7 +37,7 @@ from durastore.store.catalog import Catalog
 from durastore.store.intake import Intake
 from durastore.store.lane import Lane
 from durastore.store.membership import Membership
-from durastore.store.open_stores import note_opened, warn_if_open
+from durastore.store.open_stores import note_closed, note_opened, warn_if_open
 from durastore.store.pace import Pace
 from durastore.store.probing import Probing, choose_headers, probe_headers
 from durastore.store.reporting import StoreReporter
@@ -117,7 +117,7 @@ def open_store(
     what produces the samples; None takes the run that the prefix already has, and binds a new prefix to no run for
     good, which a `StoreWarning` says. Other keywords are the options (`docs/operations/options.md`), `clock` and
     `observer`; `objects` is an adapter of the caller's own, used in place of the one that `url` names (it still gives
-    the prefix). `local` is a folder, made if only it lacks; its parent has to be there.
+    the prefix). `local` is a folder, made where its parent exists.
 
     Goes on with what an earlier process left in the spool. Raises `ConfigError`, `RunMismatch`, `BucketMissing`,
     `CredentialsRefused`, `EndpointUnreachable`, `SameFailureDomain`, `UnsupportedFilesystem`, `ManifestIncomplete`.
@@ -144,6 +144,7 @@ def open_store(
                 StoreWarning,
                 stacklevel=2,
             )
+        opener.on_close(lambda: note_closed(store))
         opener.keep()
         note_opened(store, url=place.render(), local=Path(os.path.realpath(root)))
         return store
@@ -190,6 +191,10 @@ class _Opener:
 
     def keep(self) -> None:
         self._stack.pop_all()
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """When the store that is made releases what it has."""
+        self._resources.callback(call)
 
     @property
     def lanes(self) -> tuple[Lane, ...]:

@@ -435,7 +435,7 @@ _ROOTS = (
         test=_ROOT_TESTS,
     ),
     _mutant(
-        "objectstore/probe/saved.py",
+        "spool/opened.py",
         "half-filled-root-opens",
         clause=_OWNER,
         change=("    if folder.has(INCOMING_NAME):\n", "    if False:\n"),

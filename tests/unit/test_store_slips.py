@@ -5,17 +5,28 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from warnings import catch_warnings
+from warnings import WarningMessage, catch_warnings, simplefilter
 
 import numpy as np
 import pytest
 
 import durastore
 from durastore.errors import InvalidInput, RunMismatch, StoreClosed, StoreWarning
+from durastore.store import open_stores
 
 ROOT = Path(__file__).parents[2]
 STATE = {"x": np.zeros(4, np.float32)}
+
+
+@contextmanager
+def heard() -> Iterator[list[WarningMessage]]:
+    """What is told in it: the tests of this project pass such warnings by."""
+    with catch_warnings(record=True) as told:
+        simplefilter("always", StoreWarning)
+        yield told
 
 
 def test_a_new_prefix_without_a_run_is_told_once_and_what_it_means_later(tmp_path: Path) -> None:
@@ -27,7 +38,7 @@ def test_a_new_prefix_without_a_run_is_told_once_and_what_it_means_later(tmp_pat
             durastore.open("memory://slips-a/p", local=tmp_path / "other", run={"a": 1}, reclaim="never")
         assert "another prefix" in str(caught.value.hint)
     with (
-        catch_warnings(record=True) as told,
+        heard() as told,
         durastore.open("memory://slips-a/p", local=tmp_path / "b", reclaim="never"),
     ):
         pass
@@ -36,7 +47,7 @@ def test_a_new_prefix_without_a_run_is_told_once_and_what_it_means_later(tmp_pat
 
 def test_a_run_that_says_nothing_on_purpose_is_no_slip(tmp_path: Path) -> None:
     with (
-        catch_warnings(record=True) as told,
+        heard() as told,
         durastore.open("memory://slips-b/p", local=tmp_path / "spool", run={}, reclaim="never"),
     ):
         pass
@@ -52,7 +63,7 @@ def test_a_store_opened_again_in_one_process_is_told_and_loses_nothing(tmp_path:
     second.put("b", STATE)
     second.close()
     first.close()
-    with catch_warnings(record=True) as told, durastore.open("memory://slips-c/p", **options) as third:  # type: ignore[arg-type]
+    with heard() as told, durastore.open("memory://slips-c/p", **options) as third:  # type: ignore[arg-type]
         assert {"a", "b"} == {name for name in ("a", "b") if name in third}
     assert [str(each.message) for each in told] == []
 
@@ -124,3 +135,11 @@ def test_a_cache_without_a_usable_limit_is_refused_when_it_is_made(tmp_path: Pat
 
 def test_a_cache_takes_a_size_as_it_is_written_elsewhere(tmp_path: Path) -> None:
     assert durastore.NodeCache(tmp_path, "50 GiB").limit_bytes == 50 << 30
+
+
+def test_a_closed_store_is_let_go(tmp_path: Path) -> None:
+    """Its index of the bucket may be a gigabyte."""
+    store = durastore.open("memory://slips-f/p", local=tmp_path / "spool", run={}, reclaim="never")
+    assert id(store) in open_stores._OPEN
+    store.close()
+    assert id(store) not in open_stores._OPEN
