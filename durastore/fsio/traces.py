@@ -12,7 +12,7 @@ from durastore.fsio.mounts import load_mounts
 
 __all__ = ["IN_MEMORY", "Traces"]
 
-IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
 """File systems in memory. A page that was read through a writable mapping is written there without a fault, and so
 without a new time: the file has other bytes, and all numbers that it was known by.
 """

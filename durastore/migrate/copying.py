@@ -298,7 +298,7 @@ class _Unit:
             is_quiet=each.read.is_quiet,
             is_read_back=True,
         )
-        return judged(copied, each.read, item=each.item)
+        return judged(copied, each.read, item=each.item, tools=self._tools)
 
     def _is_there(self, item: Item) -> bool:
         """True if DST has the name and the file is settled, one way or the other."""
