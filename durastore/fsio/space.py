@@ -48,6 +48,13 @@ class Filesystem:
         return not is_weak or self.type_name in _FSID_LASTS
 
     @property
+    def has_syncfs(self) -> bool:
+        """Whether `syncfs` does what `fsync` of every file does, and fails where that would. A FUSE or network server
+        hears of none by it, and an overlay does not tell what the disk below could not write.
+        """
+        return self.is_local_disk or self.type_name in IN_MEMORY
+
+    @property
     def domain(self) -> str:
         """What is lost with it, for `are_one_domain`. One in `memory:` ends with the machine; whether the disk under
         `layers:` is another one's too cannot be told.
