@@ -256,7 +256,7 @@ _FREEING = (
         "fsio/space.py",
         "subvolumes-are-disks",
         clause=_PROOF,
-        change=("    return first.type_name not in _POOLED or", "    return True or"),
+        change=("    return first.type_name not in POOLED or", "    return True or"),
         test=f"{_PROOF_TESTS}::test_subvolumes_of_one_disk_prove_nothing",
     ),
     _mutant(
