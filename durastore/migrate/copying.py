@@ -61,7 +61,7 @@ class _Written:
 def copy_files(tools: CopyTools, items: Sequence[Item], *, outcome: Outcome) -> None:
     """Copy and prove all of them, as far as they can be. What failed, and what stopped it, is in `outcome`.
 
-    Names made by this are durable when it returns without `outcome.stopped`.
+    Names made by this are durable when it returns, or their files are in doubt.
     """
     share = _Share.of(tools.jobs)
     copier = _Copier(tools, outcome, ahead=share.ahead if tools.reader.is_unlimited else 0)
@@ -72,8 +72,7 @@ def copy_files(tools: CopyTools, items: Sequence[Item], *, outcome: Outcome) -> 
         except BaseException:
             outcome.stop("interrupted")  # Ctrl-C: the pool waits for its threads, which would go on to the end
             raise
-    if not outcome.is_stopped:
-        copier.finish()
+    copier.finish()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +128,13 @@ class _Copier:
             raise
 
     def finish(self) -> None:
-        """The last names are durable, and on record."""
+        """The last names are durable, and on record; also of a run that was stopped, whose report calls them proven."""
         try:
             self.names.finish()
-        except (StopCopying, DiskFailed) as exc:
+        except (StopCopying, DiskFailed, OSError) as exc:
             self._outcome.stop(str(exc))
+            for path in self.names.undurable():
+                self._outcome.doubt(path, "it was copied, and its name could not be made durable")
 
     def note(self, copies: Sequence[Proven]) -> None:
         """They have their names."""
@@ -297,7 +298,7 @@ class _Unit:
             is_quiet=each.read.is_quiet,
             is_read_back=True,
         )
-        return judged(copied, each.read, item=each.item)
+        return judged(copied, each.read, item=each.item, tools=self._tools)
 
     def _is_there(self, item: Item) -> bool:
         """True if DST has the name and the file is settled, one way or the other."""
