@@ -44,7 +44,7 @@ from durastore.store.reporting import StoreReporter
 from durastore.store.room import Room, RoomLimits
 from durastore.store.services import Services
 from durastore.store.settling import Settling
-from durastore.store.store import Store, StoreParts
+from durastore.store.store import STOP_TIMEOUT_S, Store, StoreParts
 from durastore.store.unfinished import abort_unfinished
 from durastore.store.wait_news import WaitNews
 from durastore.store.waiting import PipelineWords
@@ -144,8 +144,8 @@ def open_store(
                 StoreWarning,
                 stacklevel=2,
             )
+        opener.at_close(note_opened(store, url=place.render(), local=Path(os.path.realpath(root))))
         opener.keep()
-        note_opened(store, url=place.render(), local=Path(os.path.realpath(root)))
         return store
 
 
@@ -187,6 +187,9 @@ class _Opener:
         self._resources = ExitStack()
         stack.push(self._resources)  # released on failure; `keep` hands it to the store instead
         self._lanes: list[Lane] = []
+
+    def at_close(self, action: Callable[[], None]) -> None:
+        self._resources.callback(action)
 
     def keep(self) -> None:
         self._stack.pop_all()
@@ -264,6 +267,8 @@ class _Opener:
             resources=self._resources,
         )
         for lane in self._lanes:
+            # where a later step fails: before anything that it works with is closed, and its spool given up
+            self._stack.callback(lane.stop, STOP_TIMEOUT_S)
             lane.start(writer if lane.number == 0 else None)
         self._look_for_unfinished(services, spools[0])
         reporter = StoreReporter(services, self._lanes, counters=self._counters, recent=self._recent)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import threading
+import weakref
 from pathlib import Path
-from warnings import catch_warnings
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import pytest
 
 import durastore
+from durastore.config import resolve_place
 from durastore.errors import InvalidInput, RunMismatch, StoreClosed, StoreWarning
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +36,28 @@ def test_a_new_prefix_without_a_run_is_told_once_and_what_it_means_later(tmp_pat
     ):
         pass
     assert [str(each.message) for each in told] == []
+
+
+def test_an_opening_that_ends_with_a_warning_leaves_nothing_at_work(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with catch_warnings():
+        simplefilter("error")
+        with pytest.raises(StoreWarning, match="without run="):
+            durastore.open("memory://slips-f/p", local=tmp_path / "spool", reclaim="never")
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert not [name for name in left if name.startswith("durastore-lane")], left
+    with durastore.open("memory://slips-f/p", local=tmp_path / "spool", reclaim="never") as store:
+        assert store.spool_path.name == "w-00"  # nobody holds it any more
+        store.put("a", STATE)
+
+
+def test_a_closed_store_is_let_go(tmp_path: Path) -> None:
+    with durastore.open("memory://slips-g/p", local=tmp_path / "spool", run={}, reclaim="never") as store:
+        store.put("a", STATE)
+    gone = weakref.ref(store)
+    del store
+    gc.collect()
+    assert gone() is None  # it holds the digests of all samples
 
 
 def test_a_run_that_says_nothing_on_purpose_is_no_slip(tmp_path: Path) -> None:
@@ -66,6 +92,14 @@ store.put("a", {"x": np.zeros(4, np.float32)})
 if sys.argv[3:] == ["close"]:
     store.close()
 """
+_BOTH_UNCLOSED = """
+import sys
+import numpy as np
+import durastore
+for name in ("a", "b"):
+    store = durastore.open(sys.argv[1] + name, local=sys.argv[2] + name, run={}, reclaim="never", seal_age_s=600)
+    store.put("a", {"x": np.zeros(4, np.float32)})
+"""
 
 
 @pytest.mark.parametrize("last", [[], ["close"]])
@@ -84,6 +118,21 @@ def test_a_process_that_ends_without_closing_says_where_its_samples_are(tmp_path
     else:
         assert "was not closed: 1 sample is only below" in ended.stderr
         assert f"durastore drain --local {tmp_path}/spool" in ended.stderr
+
+
+def test_where_warnings_are_errors_each_store_is_told_and_the_process_ends_as_it_would(tmp_path: Path) -> None:
+    (tmp_path / "bucket-a").mkdir()
+    (tmp_path / "bucket-b").mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", _BOTH_UNCLOSED, f"{tmp_path}/bucket-", f"{tmp_path}/spool-"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert f"durastore drain --local {tmp_path}/spool-a" in ended.stderr
+    assert f"durastore drain --local {tmp_path}/spool-b" in ended.stderr
 
 
 def test_a_closed_store_says_that_it_is_closed_whatever_is_asked(tmp_path: Path) -> None:
