@@ -165,6 +165,21 @@ def test_a_home_folder_in_a_path_is_no_folder_of_that_name(tmp_path: Path, monke
     assert not (tmp_path / "~").exists()
 
 
+def test_a_folder_that_is_called_as_a_home_is_is_found_by_its_dot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "~" / "bucket").mkdir(parents=True)
+    with durastore.open("./~/bucket", local="./~/spool", run={}, reclaim="never") as store:
+        store.put("a", STATE)
+    assert (tmp_path / "~" / "spool").is_dir()
+    assert (tmp_path / "~" / "bucket" / "durastore.json").exists()
+    assert not (tmp_path / "home").exists()
+    place = resolve_place("local", "./~/spool", environ={}, project_dir=tmp_path)  # as of a command's option
+    assert place == str(tmp_path / "~" / "spool")
+
+
 @pytest.mark.parametrize("limit", ["lots", 0, -5, 1.5, None, True])
 def test_a_cache_without_a_usable_limit_is_refused_when_it_is_made(tmp_path: Path, limit: object) -> None:
     with pytest.raises(durastore.errors.ConfigError, match="the limit of a cache"):
