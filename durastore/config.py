@@ -338,7 +338,9 @@ def find_place(
 
 def _place(name: str, text: str, *, origin: str) -> Place:
     checked = checked_ends(text, name=origin)
-    return Place(text=str(expanded(checked)) if name == "local" and checked[0] == "~" else checked, origin=origin)
+    if name == "local" and Path(checked).parts[:1] and Path(checked).parts[0].startswith("~"):
+        checked = str(expanded(checked))
+    return Place(text=checked, origin=origin)
 
 
 def resolve_place(

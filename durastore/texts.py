@@ -73,10 +73,14 @@ def checked_ends(text: str, *, name: str) -> str:
 def expanded(path: str | os.PathLike[str]) -> Path:
     """`path` with a `~` in front as the home folder: no shell has seen what comes from Python, a file or a variable.
 
-    `ConfigError` where there is no such home.
+    `./~` is a folder of that name, and comes back whole: a `Path` forgets the dot. `ConfigError` where there is no such
+    home.
     """
+    plain = Path(path)
+    if not os.fspath(path).startswith("~"):
+        return plain.absolute() if plain.parts[:1] and plain.parts[0].startswith("~") else plain
     try:
-        return Path(path).expanduser()
+        return plain.expanduser()
     except RuntimeError as exc:
         raise ConfigError(f"{ascii(os.fspath(path))[:100]}: {exc}", hint="write the whole path") from exc
 

@@ -63,8 +63,8 @@ class SpoolRoot:
         root was moved away, copied or replaced, `SpoolUnreadable` where it cannot be read or its parent does not exist.
         """
         real = Path(os.path.realpath(path))
-        _refuse_missing_parent(real)
         try:
+            _refuse_missing_parent(real)
             folder = Folder.create(real)
         except OSError as exc:
             raise _unopened(real, exc) from exc

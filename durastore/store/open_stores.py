@@ -1,38 +1,49 @@
 """The stores that this process has open.
 
 Duty: tell whoever opens one place twice in one process, and whoever ends without having closed, what that means. Must
-never close, flush or touch a store: at the exit of a process it is too late to wait for a network.
+never close, flush or touch a store: at the exit of a process it is too late to wait for a network. Must never keep a
+closed one: it holds the digests of all samples.
 """
 
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from durastore.errors import DurastoreError, StoreWarning
 from durastore.store.store import Store
 
-__all__ = ["forget_open_stores", "note_closed", "note_opened", "warn_if_open"]
+__all__ = ["forget_open_stores", "note_opened", "warn_if_open"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
+    store: Store
     url: str
     local: Path
-    store: Store
     pid: int
+    """A forked child's end is not that of its parent's store."""
+
+    @property
+    def is_open_here(self) -> bool:
+        return self.pid == os.getpid()
 
 
+_NUMBERS = itertools.count()
 _OPEN: dict[int, _Opened] = {}
-"""By the store's `id`. A closed store is not among them: what it knew of the bucket may be a gigabyte."""
+"""Several threads open and close; each step leaves it whole, without a lock that a forked child could find taken."""
+_TOLD_AT_EXIT: set[int] = set()
+"""Processes that look at the end. Some forked children (multiprocessing) begin without what was registered."""
 
 
 def warn_if_open(url: str, local: Path, *, stacklevel: int) -> None:
     """Warn where this process has a store of `url` at `local` open: a cell that ran twice, a forgotten close."""
-    if (url, local, os.getpid()) in [(known.url, known.local, known.pid) for known in list(_OPEN.values())]:
+    if any((each.url, each.local) == (url, local) for each in _open_here()):
         warnings.warn(
             f"this process already has a store of {url} open at {local}, which was not closed: the new one does not "
             "see what that one holds and has not sent yet, and would store it again. Use it, or close it first",
@@ -41,17 +52,21 @@ def warn_if_open(url: str, local: Path, *, stacklevel: int) -> None:
         )
 
 
-def note_opened(store: Store, *, url: str, local: Path) -> None:
-    """`store` is looked at again when the process ends, or when the same place is opened again."""
-    if not _OPEN:
-        atexit.unregister(_tell_unclosed)  # once, whatever was forgotten in between
+def note_opened(store: Store, *, url: str, local: Path) -> Callable[[], None]:
+    """`store` is looked at again when the process ends, or when the same place is opened again; until the call that is
+    returned, which has to come when it is closed.
+    """
+    if os.getpid() not in _TOLD_AT_EXIT:
+        _TOLD_AT_EXIT.add(os.getpid())
+        atexit.unregister(_tell_unclosed)  # a child may have it of its parent
         atexit.register(_tell_unclosed)
-    _OPEN[id(store)] = _Opened(url=url, local=local, store=store, pid=os.getpid())
+    number = next(_NUMBERS)
+    _OPEN[number] = _Opened(store=store, url=url, local=local, pid=os.getpid())
 
+    def forget() -> None:
+        _OPEN.pop(number, None)
 
-def note_closed(store: Store) -> None:
-    """Nothing is to be told of `store` any more. Safe to repeat."""
-    _OPEN.pop(id(store), None)
+    return forget
 
 
 def forget_open_stores() -> None:
@@ -59,16 +74,21 @@ def forget_open_stores() -> None:
     _OPEN.clear()
 
 
+def _open_here() -> list[_Opened]:
+    return [each for each in list(_OPEN.values()) if each.is_open_here]
+
+
 def _tell_unclosed() -> None:
-    for known in list(_OPEN.values()):
-        if known.pid != os.getpid():
-            continue  # a forked child's end is not that of its parent's store
+    texts = []
+    for each in _open_here():
         try:
-            count = len(known.store.status().only_local_ids)
+            count = len(each.store.status().only_local_ids)
         except DurastoreError:
             continue  # nothing can be asked any more; the next opening looks into the spool
         if count:
-            local = known.local
+            local = each.local
             here = f"{count} {'sample is' if count == 1 else 'samples are'} only below {local} so far, and safe there"
             next_step = f"the next durastore.open with it, or `durastore drain --local {local}`, sends what is left"
-            warnings.warn(f"the store of {known.url} was not closed: {here}; {next_step}", StoreWarning, stacklevel=1)
+            texts.append(f"the store of {each.url} was not closed: {here}; {next_step}")
+    if texts:  # in one: where warnings are errors, the first would be the last
+        warnings.warn("\n".join(texts), StoreWarning, stacklevel=1)

@@ -37,14 +37,14 @@ from durastore.store.catalog import Catalog
 from durastore.store.intake import Intake
 from durastore.store.lane import Lane
 from durastore.store.membership import Membership
-from durastore.store.open_stores import note_closed, note_opened, warn_if_open
+from durastore.store.open_stores import note_opened, warn_if_open
 from durastore.store.pace import Pace
 from durastore.store.probing import Probing, choose_headers, probe_headers
 from durastore.store.reporting import StoreReporter
 from durastore.store.room import Room, RoomLimits
 from durastore.store.services import Services
 from durastore.store.settling import Settling
-from durastore.store.store import Store, StoreParts
+from durastore.store.store import STOP_TIMEOUT_S, Store, StoreParts
 from durastore.store.unfinished import abort_unfinished
 from durastore.store.wait_news import WaitNews
 from durastore.store.waiting import PipelineWords
@@ -144,9 +144,8 @@ def open_store(
                 StoreWarning,
                 stacklevel=2,
             )
-        opener.on_close(lambda: note_closed(store))
+        opener.at_close(note_opened(store, url=place.render(), local=Path(os.path.realpath(root))))
         opener.keep()
-        note_opened(store, url=place.render(), local=Path(os.path.realpath(root)))
         return store
 
 
@@ -189,12 +188,11 @@ class _Opener:
         stack.push(self._resources)  # released on failure; `keep` hands it to the store instead
         self._lanes: list[Lane] = []
 
+    def at_close(self, action: Callable[[], None]) -> None:
+        self._resources.callback(action)
+
     def keep(self) -> None:
         self._stack.pop_all()
-
-    def on_close(self, call: Callable[[], None]) -> None:
-        """When the store that is made releases what it has."""
-        self._resources.callback(call)
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -269,6 +267,8 @@ class _Opener:
             resources=self._resources,
         )
         for lane in self._lanes:
+            # where a later step fails: before anything that it works with is closed, and its spool given up
+            self._stack.callback(lane.stop, STOP_TIMEOUT_S)
             lane.start(writer if lane.number == 0 else None)
         self._look_for_unfinished(services, spools[0])
         reporter = StoreReporter(services, self._lanes, counters=self._counters, recent=self._recent)

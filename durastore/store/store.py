@@ -30,10 +30,10 @@ from durastore.store.status import StoreStatus
 from durastore.store.tickets import Ticket
 from durastore.store.waiting import PipelineWords
 
-__all__ = ["Store", "StoreParts"]
+__all__ = ["STOP_TIMEOUT_S", "Store", "StoreParts"]
 
 Tensors = Mapping[str, Any]
-_STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +339,7 @@ class Store:
             return
         self._is_closed = True
         self._barrier.close()
-        stopped = [lane.stop(_STOP_TIMEOUT_S) for lane in self._parts.lanes]
+        stopped = [lane.stop(STOP_TIMEOUT_S) for lane in self._parts.lanes]
         self._parts.resources.close()
         if not all(stopped):
             raise StoreClosed("a pipeline thread did not stop in time", hint="local files are kept; end this process")

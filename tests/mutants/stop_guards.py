@@ -216,6 +216,14 @@ _EVENTS = (
         tests=("tests/faults/test_store_lies.py::test_an_observer_that_raises_changes_nothing",),
     ),
     Mutant(
+        name="a-pipeline-outlives-a-failed-opening",
+        clause="spool flock held",
+        file="durastore/store/opening.py",
+        before="            self._stack.callback(lane.stop, STOP_TIMEOUT_S)\n",
+        after="",
+        tests=("tests/unit/test_store_slips.py::test_an_opening_that_ends_with_a_warning_leaves_nothing_at_work",),
+    ),
+    Mutant(
         name="siblings-close-before-the-pool",
         clause="spool flock held",
         file="durastore/store/opening.py",

@@ -54,6 +54,11 @@ def test_a_root_on_a_disk_that_is_not_mounted_is_not_made(tmp_path: Path) -> Non
         SpoolRoot.open(tmp_path / "link")
 
 
+def test_a_root_that_cannot_even_be_looked_for_is_unreadable(tmp_path: Path) -> None:
+    with pytest.raises(SpoolUnreadable, match="name too long"):
+        SpoolRoot.open(tmp_path / ("n" * 300))
+
+
 def test_a_file_is_no_root_and_the_error_says_so(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("x")
     with pytest.raises(SpoolUnreadable, match="Not a directory") as caught:

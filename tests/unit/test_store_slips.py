@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +17,8 @@ import numpy as np
 import pytest
 
 import durastore
+from durastore.config import resolve_place
 from durastore.errors import InvalidInput, RunMismatch, StoreClosed, StoreWarning
-from durastore.store import open_stores
 
 ROOT = Path(__file__).parents[2]
 STATE = {"x": np.zeros(4, np.float32)}
@@ -43,6 +46,28 @@ def test_a_new_prefix_without_a_run_is_told_once_and_what_it_means_later(tmp_pat
     ):
         pass
     assert [str(each.message) for each in told] == []
+
+
+def test_an_opening_that_ends_with_a_warning_leaves_nothing_at_work(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with catch_warnings():
+        simplefilter("error")
+        with pytest.raises(StoreWarning, match="without run="):
+            durastore.open("memory://slips-f/p", local=tmp_path / "spool", reclaim="never")
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert not [name for name in left if name.startswith("durastore-lane")], left
+    with durastore.open("memory://slips-f/p", local=tmp_path / "spool", reclaim="never") as store:
+        assert store.spool_path.name == "w-00"  # nobody holds it any more
+        store.put("a", STATE)
+
+
+def test_a_closed_store_is_let_go(tmp_path: Path) -> None:
+    with durastore.open("memory://slips-g/p", local=tmp_path / "spool", run={}, reclaim="never") as store:
+        store.put("a", STATE)
+    gone = weakref.ref(store)
+    del store
+    gc.collect()
+    assert gone() is None  # it holds the digests of all samples
 
 
 def test_a_run_that_says_nothing_on_purpose_is_no_slip(tmp_path: Path) -> None:
@@ -77,6 +102,14 @@ store.put("a", {"x": np.zeros(4, np.float32)})
 if sys.argv[3:] == ["close"]:
     store.close()
 """
+_BOTH_UNCLOSED = """
+import sys
+import numpy as np
+import durastore
+for name in ("a", "b"):
+    store = durastore.open(sys.argv[1] + name, local=sys.argv[2] + name, run={}, reclaim="never", seal_age_s=600)
+    store.put("a", {"x": np.zeros(4, np.float32)})
+"""
 
 
 @pytest.mark.parametrize("last", [[], ["close"]])
@@ -95,6 +128,21 @@ def test_a_process_that_ends_without_closing_says_where_its_samples_are(tmp_path
     else:
         assert "was not closed: 1 sample is only below" in ended.stderr
         assert f"durastore drain --local {tmp_path}/spool" in ended.stderr
+
+
+def test_where_warnings_are_errors_each_store_is_told_and_the_process_ends_as_it_would(tmp_path: Path) -> None:
+    (tmp_path / "bucket-a").mkdir()
+    (tmp_path / "bucket-b").mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", _BOTH_UNCLOSED, f"{tmp_path}/bucket-", f"{tmp_path}/spool-"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert f"durastore drain --local {tmp_path}/spool-a" in ended.stderr
+    assert f"durastore drain --local {tmp_path}/spool-b" in ended.stderr
 
 
 def test_a_closed_store_says_that_it_is_closed_whatever_is_asked(tmp_path: Path) -> None:
@@ -127,6 +175,21 @@ def test_a_home_folder_in_a_path_is_no_folder_of_that_name(tmp_path: Path, monke
     assert not (tmp_path / "~").exists()
 
 
+def test_a_folder_that_is_called_as_a_home_is_is_found_by_its_dot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "~" / "bucket").mkdir(parents=True)
+    with durastore.open("./~/bucket", local="./~/spool", run={}, reclaim="never") as store:
+        store.put("a", STATE)
+    assert (tmp_path / "~" / "spool").is_dir()
+    assert (tmp_path / "~" / "bucket" / "durastore.json").exists()
+    assert not (tmp_path / "home").exists()
+    place = resolve_place("local", "./~/spool", environ={}, project_dir=tmp_path)  # as of a command's option
+    assert place == str(tmp_path / "~" / "spool")
+
+
 @pytest.mark.parametrize("limit", ["lots", 0, -5, 1.5, None, True])
 def test_a_cache_without_a_usable_limit_is_refused_when_it_is_made(tmp_path: Path, limit: object) -> None:
     with pytest.raises(durastore.errors.ConfigError, match="the limit of a cache"):
@@ -135,11 +198,3 @@ def test_a_cache_without_a_usable_limit_is_refused_when_it_is_made(tmp_path: Pat
 
 def test_a_cache_takes_a_size_as_it_is_written_elsewhere(tmp_path: Path) -> None:
     assert durastore.NodeCache(tmp_path, "50 GiB").limit_bytes == 50 << 30
-
-
-def test_a_closed_store_is_let_go(tmp_path: Path) -> None:
-    """Its index of the bucket may be a gigabyte."""
-    store = durastore.open("memory://slips-f/p", local=tmp_path / "spool", run={}, reclaim="never")
-    assert id(store) in open_stores._OPEN
-    store.close()
-    assert id(store) not in open_stores._OPEN
