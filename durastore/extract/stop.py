@@ -17,7 +17,8 @@ from pathlib import Path
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import ConfigError, InventoryIncomplete, StoreMissing
 from durastore.formats.spool_root import LOCK_NAME, ROOT_MARKER_NAME, parse_spool_name
-from durastore.fsio.lock import holders
+from durastore.fsio.folder import Folder
+from durastore.fsio.lock import FlockedFile, holders
 from durastore.objectstore.probe.saved import opened_root
 
 __all__ = ["StopOutcome", "StopReport", "StoppedProcess", "stop"]
@@ -104,8 +105,11 @@ def _find_holders(local_root: Path) -> dict[int, tuple[str, ...]]:
     try:
         names = _spools_in(local_root)
         for name in names:
-            for pid in holders(local_root / name / LOCK_NAME):
+            pids = holders(local_root / name / LOCK_NAME)
+            for pid in pids:
                 found[pid] = (*found.get(pid, ()), name)
+            if not pids:
+                _refuse_unnamed(local_root, name)
     except OSError as exc:  # not knowing who works there is not nobody
         hint = "ask as the user that the processes run as, or as root"
         what = f"the holders of the locks in {local_root} cannot be listed: {exc.strerror or exc}"
@@ -113,6 +117,24 @@ def _find_holders(local_root: Path) -> dict[int, tuple[str, ...]]:
     if os.getpid() in found:
         raise ConfigError(f"this process itself holds a spool of {local_root}", hint="close its store instead")
     return found
+
+
+def _refuse_unnamed(local_root: Path, name: str) -> None:
+    """`InventoryIncomplete` where somebody holds the lock whom the kernel does not name: a process of the host, seen
+    from a container, or of another container. Looked for a moment only, by a shared lock.
+    """
+    try:
+        with Folder.open(local_root / name) as spool:
+            lock = FlockedFile.try_lock_existing(spool, LOCK_NAME, is_shared=True)
+    except FileNotFoundError:
+        return
+    if lock is not None:
+        lock.close()
+    elif not holders(local_root / name / LOCK_NAME):  # nobody who came meanwhile
+        raise InventoryIncomplete(
+            f"a process that cannot be named from here holds the lock of {local_root / name}",
+            hint="run stop where that process runs: in its container, or on the host",
+        )
 
 
 def _spools_in(local_root: Path) -> list[str]:
