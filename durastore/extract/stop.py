@@ -17,7 +17,8 @@ from pathlib import Path
 from durastore.clock import SYSTEM_CLOCK, Clock
 from durastore.errors import ConfigError, InventoryIncomplete
 from durastore.formats.spool_root import LOCK_NAME
-from durastore.fsio.lock import holders
+from durastore.fsio.folder import Folder
+from durastore.fsio.lock import FlockedFile, holders
 from durastore.spool.nearby import locks_in
 from durastore.spool.opened import opened_root
 
@@ -104,8 +105,11 @@ def _find_holders(local_root: Path) -> dict[int, tuple[str, ...]]:
     found: dict[int, tuple[str, ...]] = {}
     try:
         for lock in _locks_of(local_root):
-            for pid in holders(lock):
+            pids = holders(lock)
+            for pid in pids:
                 found[pid] = (*found.get(pid, ()), lock.parent.name)
+            if not pids:
+                _refuse_unnamed(lock.parent)
     except OSError as exc:  # not knowing who works there is not nobody
         hint = "ask as the user that the processes run as, or as root"
         what = f"the holders of the locks in {local_root} cannot be listed: {exc.strerror or exc}"
@@ -113,6 +117,24 @@ def _find_holders(local_root: Path) -> dict[int, tuple[str, ...]]:
     if os.getpid() in found:
         raise ConfigError(f"this process itself holds a spool of {local_root}", hint="close its store instead")
     return found
+
+
+def _refuse_unnamed(spool: Path) -> None:
+    """`InventoryIncomplete` where somebody holds the lock whom the kernel does not name: a process of the host, seen
+    from a container, or of another container. Looked for a moment only, by a shared lock.
+    """
+    try:
+        with Folder.open(spool) as folder:
+            lock = FlockedFile.try_lock_existing(folder, LOCK_NAME, is_shared=True)
+    except FileNotFoundError:
+        return
+    if lock is not None:
+        lock.close()
+    elif not holders(spool / LOCK_NAME):  # nobody who came meanwhile
+        raise InventoryIncomplete(
+            f"a process that cannot be named from here holds the lock of {spool}",
+            hint="run stop where that process runs: in its container, or on the host",
+        )
 
 
 def _locks_of(local_root: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from durastore.errors import DiskFailed
 from durastore.fsio.folder import Folder
 from durastore.fsio.forks import FORKING, note_holder
+from durastore.fsio.mounts import kernel_place
 from durastore.fsio.publish import write_all
 from durastore.fsio.sys import SYS
 
@@ -121,10 +122,14 @@ def holders(path: Path) -> list[int]:
     Empty if nobody holds it or the file is absent. OSError where the kernel does not tell (not Linux).
     """
     try:
-        stat = path.stat()
+        fd = os.open(path, getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC)  # for that nobody has to be let in
     except FileNotFoundError:
         return []
-    want = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
+    try:
+        dev, inode = kernel_place(fd)
+    finally:
+        os.close(fd)
+    want = f"{os.major(dev):02x}:{os.minor(dev):02x}:{inode}"
     pids = set()
     for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
         fields = line.split()

@@ -550,6 +550,13 @@ _ROOTS = (
     ),
     _mutant(
         "extract/stop.py",
+        "holders-without-a-name-are-nobody",
+        clause="an incomplete inventory yields no plan (INV-6)",
+        change=("            if not pids:\n", "            if False:\n"),
+        test="tests/unit/test_fsio_lock_holders.py::test_stop_does_not_say_that_nobody_is_there_where_the_holder_has_no_name",
+    ),
+    _mutant(
+        "extract/stop.py",
         "who-may-not-look-sees-nobody",
         clause="an incomplete inventory yields no plan (INV-6)",
         change=("        raise InventoryIncomplete(what, hint=hint) from exc\n", "        return {}\n"),
