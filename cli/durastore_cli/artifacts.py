@@ -44,7 +44,11 @@ def _push_options(wrapped: F) -> F:
                 "--keep-last", type=click.IntRange(1), metavar="N", help="Free all but N numbered sub-folders."
             ),
             click.option(
-                "--settle", "settle_s", type=float, metavar="SECONDS", help="From upload to reclaim (default 60)."
+                "--settle",
+                "settle_s",
+                type=float,
+                metavar="SECONDS",
+                help="From upload to reclaim at least (default 60).",
             ),
             click.option("--any-filesystem", is_flag=True, help="Also on a network, FUSE or memory file system."),
         )

@@ -98,8 +98,14 @@ def cli(ctx: click.Context, *, debug: bool) -> None:
     handler = logging.StreamHandler()  # stderr
     handler.setFormatter(logging.Formatter("durastore: %(message)s"))
     LOGGER.addHandler(handler)
+    level = LOGGER.level
     LOGGER.setLevel(logging.DEBUG if debug else logging.INFO)
-    ctx.call_on_close(lambda: LOGGER.removeHandler(handler))
+
+    def leave() -> None:
+        LOGGER.removeHandler(handler)
+        LOGGER.setLevel(level)  # a program that runs commands in its own process has its own wishes
+
+    ctx.call_on_close(leave)
 
 
 def _report(exc: BaseException, *, is_debug: bool) -> int:

@@ -16,7 +16,7 @@ __all__ = ["command"]
 @click.command(epilog=EPILOG)
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
-@click.option("--dry-run", is_flag=True, help="Only look and plan; exit code as far as that can tell.")
+@click.option("--dry-run", is_flag=True, help="Only look and plan; nothing is made. Exit code as far as it can tell.")
 @click.option("--reclaim-source", is_flag=True, help="Free each source after its copy on another device was proven.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Files copied at once.")
 @click.option(
@@ -24,7 +24,7 @@ __all__ = ["command"]
     type=SIZE,
     default=0,
     metavar="SIZE",
-    help="Bytes a second read from SRC (default: no limit).",
+    help="Bytes a second read at most (default: no limit).",
 )
 @click.option("--any-filesystem", is_flag=True, help="Roots and freeing also onto a network, FUSE or memory one.")
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON.")

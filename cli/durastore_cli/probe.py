@@ -36,7 +36,7 @@ def command(*, bucket: str | None, local: str | None, as_json: bool, **remote: A
     """
     result = _run(needed_place("bucket", bucket), given(remote), local=local)
     if local is not None:
-        from durastore.objectstore.probe.saved import save_probe_in_root
+        from durastore.spool.opened import save_probe_in_root
 
         save_probe_in_root(Path(local), result)
     if as_json:

@@ -68,7 +68,9 @@ class Blocks:
 
 
 def _pages(size_bytes: int) -> mmap.mmap:
-    """Whole pages of their own; large ones where the system has them."""
+    """Whole pages of their own; large ones where the system has them. Not wiped in a forked child as the memory of
+    `fsio.past_cache` is: what a caller was given is here, and a child of it reads that, too.
+    """
     try:
         pages = mmap.mmap(-1, size_bytes, **_PRIVATE)
     except OSError as exc:

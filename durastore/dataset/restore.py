@@ -49,10 +49,8 @@ _EMBED_BYTES = 16 << 20
 _NEVER = 1 << 62
 _MAX_IDS_BYTES = 4 << 30
 _SUFFIX = ".safetensors"
-
-
 _OTHER_FILES = frozenset({".pt", ".pth", ".ckpt", ".bin", ".npy", ".npz", ".json", ".tar", ".parquet", ".safetensor"})
-"""What nobody means by the name of a folder."""
+"""Ends of names that nobody gives to a folder: a file of that kind is expected, and would not come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

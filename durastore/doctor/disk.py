@@ -16,7 +16,7 @@ from typing import Any
 from durastore.doctor.request import Examination
 from durastore.doctor.stages import Verdict
 from durastore.fsio.space import filesystem_of
-from durastore.objectstore.probe.saved import opened_root
+from durastore.spool.opened import opened_root
 from durastore.spool.root import SpoolRoot
 
 __all__ = ["DiskLook", "find_disk_faults", "find_disk_notes", "look_at_disk", "look_below"]

@@ -15,8 +15,8 @@ from typing import Any
 from durastore.doctor.processes import ProcessLook, family_of, listeners_at, look_at_process
 from durastore.doctor.request import Examination
 from durastore.doctor.stages import Verdict
-from durastore.formats.spool_root import LOCK_NAME
-from durastore.fsio.lock import find_locks, holders
+from durastore.fsio.lock import holders
+from durastore.spool.nearby import locks_in
 
 __all__ = ["GpuLook", "GpuUse", "find_foreign", "look_at_gpus"]
 
@@ -96,7 +96,7 @@ def _own_pids(seen: Examination) -> set[int]:
     """Whoever works on the root, and the server that was named."""
     pids: set[int] = set()
     with suppress(OSError):  # whose locks cannot be read counts as somebody else
-        for lock in find_locks(seen.request.local, name=LOCK_NAME):
+        for lock in locks_in(seen.request.local):
             pids |= set(holders(lock))
     if seen.request.server is not None:
         pids |= listeners_at(seen.request.server)

@@ -15,10 +15,11 @@ from enum import Enum
 from pathlib import Path
 
 from durastore.clock import SYSTEM_CLOCK, Clock
-from durastore.errors import ConfigError, InventoryIncomplete, StoreMissing
-from durastore.formats.spool_root import LOCK_NAME, ROOT_MARKER_NAME, parse_spool_name
+from durastore.errors import ConfigError, InventoryIncomplete
+from durastore.formats.spool_root import LOCK_NAME
 from durastore.fsio.lock import holders
-from durastore.objectstore.probe.saved import opened_root
+from durastore.spool.nearby import locks_in
+from durastore.spool.opened import opened_root
 
 __all__ = ["StopOutcome", "StopReport", "StoppedProcess", "stop"]
 
@@ -102,10 +103,9 @@ def _find_holders(local_root: Path) -> dict[int, tuple[str, ...]]:
     """Process id -> names of the spools it holds."""
     found: dict[int, tuple[str, ...]] = {}
     try:
-        names = _spools_in(local_root)
-        for name in names:
-            for pid in holders(local_root / name / LOCK_NAME):
-                found[pid] = (*found.get(pid, ()), name)
+        for lock in _locks_of(local_root):
+            for pid in holders(lock):
+                found[pid] = (*found.get(pid, ()), lock.parent.name)
     except OSError as exc:  # not knowing who works there is not nobody
         hint = "ask as the user that the processes run as, or as root"
         what = f"the holders of the locks in {local_root} cannot be listed: {exc.strerror or exc}"
@@ -115,18 +115,16 @@ def _find_holders(local_root: Path) -> dict[int, tuple[str, ...]]:
     return found
 
 
-def _spools_in(local_root: Path) -> list[str]:
+def _locks_of(local_root: Path) -> list[Path]:
     """Also of a root that lost its marker: somebody may be at work there. `StoreMissing` where it is none."""
     try:
-        names = os.listdir(local_root)
-    except (FileNotFoundError, NotADirectoryError) as exc:
-        hint = "check the path; is its disk mounted?"
-        raise StoreMissing(f"spool root {local_root}: {exc.strerror}", hint=hint) from exc
-    found = [name for name in names if parse_spool_name(name) is not None and (local_root / name).is_dir()]
-    if not found and ROOT_MARKER_NAME not in names:
+        locks = locks_in(local_root)
+    except (FileNotFoundError, NotADirectoryError):
+        locks = []
+    if not locks:
         with opened_root(local_root):
             pass  # it says what the folder is instead
-    return sorted(found)
+    return locks
 
 
 def _signalled(pid: int, locks: list[Path]) -> int | StopOutcome:

@@ -20,7 +20,7 @@ from durastore.fsio.forks import FORKING, note_holder
 from durastore.fsio.publish import write_all
 from durastore.fsio.sys import SYS
 
-__all__ = ["FLOCK", "FlockedFile", "find_locks", "holders"]
+__all__ = ["FLOCK", "FlockedFile", "holders"]
 
 FLOCK = struct.Struct("hhqqi4x")
 """`struct flock` of 64-bit Linux: type, whence, start, length, and a process id that is 0 for locks of open files."""
@@ -113,23 +113,6 @@ def _flocked(fd: int, kind: int, *, path: Path) -> bool:
             return False
         raise DiskFailed(f"locking {path}: {exc.strerror}", errno=exc.errno) from exc
     return True
-
-
-def find_locks(root: Path, *, name: str) -> list[Path]:
-    """The files called `name` in the spools (`w-NN`) of a root, sorted.
-
-    OSError where root or spool cannot be read: a pattern (`glob`) passes over what it may not enter, as if nobody were
-    there.
-    """
-    found = []
-    with os.scandir(root) as entries:
-        for entry in entries:
-            if entry.name.startswith("w-") and entry.is_dir():
-                path = Path(entry.path) / name
-                with suppress(FileNotFoundError):
-                    path.stat()
-                    found.append(path)
-    return sorted(found)
 
 
 def holders(path: Path) -> list[int]:

@@ -1,9 +1,9 @@
 """Large files past the page cache: new pages of it have to be found and filled, which took the kernel ten times the CPU
 of the write itself, and they push out what others had there.
 
-Duty: whole files written and read past it, through the cache wherever the file system does not do without. Makes
-nothing durable by itself: the caller syncs, as after any write. Must never leave a descriptor in another mode than it
-came in.
+Duty: write whole files and read all or a part of one past it, through the cache wherever the file system does not do
+without. Makes nothing durable by itself: the caller syncs, as after any write. Must never leave a descriptor in another
+mode than it came in.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from durastore.errors import DiskFailed
 from durastore.fsio.mounts import load_mounts
-from durastore.fsio.traces import IN_MEMORY
+from durastore.fsio.traces import IN_MEMORY, LAYERED, POOLED
 
 __all__ = ["Filesystem", "are_apart", "are_one_domain", "disk_bytes", "filesystem_of", "free_bytes"]
 
@@ -22,10 +22,6 @@ _GET_UUID = 0x80111500
 _FSID = "fsid-"
 _FSID_LASTS = frozenset({"ext2", "ext3", "ext4", "btrfs"})
 """File systems that make their statvfs id of their UUID; elsewhere it may change with the device number at a reboot."""
-_POOLED = frozenset({"btrfs", "zfs", "bcachefs"})
-"""File systems that show one disk under several device numbers: a number for each subvolume or dataset."""
-_LAYERED = frozenset({"overlay", "aufs", "ecryptfs", "fuse.mergerfs", "fuse.unionfs", "fuse.unionfs-fuse"})
-"""File systems that show what lies on others, under a device number of their own."""
 _LOCAL_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "apfs", "hfs"})
 
 
@@ -48,15 +44,22 @@ class Filesystem:
         return not is_weak or self.type_name in _FSID_LASTS
 
     @property
+    def has_syncfs(self) -> bool:
+        """Whether `syncfs` does what `fsync` of every file does, and fails where that would. A FUSE or network server
+        hears of none by it, and an overlay does not tell what the disk below could not write.
+        """
+        return self.is_local_disk or self.type_name in IN_MEMORY
+
+    @property
     def domain(self) -> str:
         """What is lost with it, for `are_one_domain`. One in `memory:` ends with the machine; whether the disk under
         `layers:` is another one's too cannot be told.
         """
         if self.type_name in IN_MEMORY:
             return f"memory:{self.st_dev}"
-        if self.type_name in _LAYERED:
+        if self.type_name in LAYERED:
             return f"layers:{self.type_name}"
-        if self.type_name not in _POOLED:
+        if self.type_name not in POOLED:
             return f"disk:{self.st_dev}"
         # two datasets of one zfs pool have ids of their own, so all of them count as one
         is_known = self.type_name != "zfs" and not self.uuid.startswith(_FSID)
@@ -90,7 +93,7 @@ def are_apart(one: int, other: int) -> bool:
     first, second = (filesystem_of(Path(os.readlink(f"/proc/self/fd/{fd}"))) for fd in (one, other))
     if first.st_dev == second.st_dev:
         return False
-    return first.type_name not in _POOLED or not are_one_domain(first.domain, second.domain)
+    return first.type_name not in POOLED or not are_one_domain(first.domain, second.domain)
 
 
 def _type_of(real: Path, st_dev: int) -> str:

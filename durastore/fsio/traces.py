@@ -10,12 +10,16 @@ import os
 
 from durastore.fsio.mounts import load_mounts
 
-__all__ = ["IN_MEMORY", "Traces"]
+__all__ = ["IN_MEMORY", "LAYERED", "POOLED", "Traces"]
 
-IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
 """File systems in memory. A page that was read through a writable mapping is written there without a fault, and so
 without a new time: the file has other bytes, and all numbers that it was known by.
 """
+LAYERED = frozenset({"overlay", "aufs", "ecryptfs", "fuse.mergerfs", "fuse.unionfs", "fuse.unionfs-fuse"})
+"""File systems that show what lies on others, under a device number of their own. Those may be in memory."""
+POOLED = frozenset({"btrfs", "zfs", "bcachefs"})
+"""File systems that show one disk under several device numbers: a number for each subvolume or dataset."""
 
 
 class Traces:
@@ -33,10 +37,13 @@ class Traces:
 
 
 def _is_in_memory(dev: int) -> bool:
-    """True also where nobody tells."""
+    """True also where it may be, or nobody tells."""
     try:
         mounts = load_mounts()
     except OSError:
         return True
     want = f"{os.major(dev)}:{os.minor(dev)}"
-    return any(mount.device == want and mount.type_name in IN_MEMORY for mount in mounts)
+    kinds = {mount.type_name for mount in mounts if mount.device == want}
+    if not kinds:  # another namespace's, unmounted by now, or below layers; a subvolume is in no table either
+        return not any(mount.type_name in POOLED for mount in mounts)
+    return not kinds.isdisjoint(IN_MEMORY | LAYERED)

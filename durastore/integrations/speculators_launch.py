@@ -15,20 +15,19 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the script that the first argument names with the others. Ends where there is none."""
+    """Run the script that the first argument names with the others. Ends with one line where there is none, or where
+    the backend refuses.
+    """
     try:
         if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
             raise ConfigError("name speculators' launch script", hint="scripts/launch_vllm.py in its repository")
         import durastore.integrations.speculators  # noqa: F401 - registers the backend
+
+        sys.argv = sys.argv[1:]
+        runpy.run_path(sys.argv[0], run_name="__main__")
     except ConfigError as exc:
         sys.exit(f"durastore: {exc}")
 
-    sys.argv = sys.argv[1:]
-    runpy.run_path(sys.argv[0], run_name="__main__")
-
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ConfigError as exc:
-        raise SystemExit(f"durastore: {exc}") from None
+    main()

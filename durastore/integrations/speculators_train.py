@@ -16,15 +16,17 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run `python -m speculators.train` with the arguments as they are. Ends where that is not installed."""
+    """Run `python -m speculators.train` with the arguments as they are. Ends with one line where that is not
+    installed, or where the backend refuses.
+    """
     try:
         if find_spec("speculators") is None:
             raise ConfigError("speculators is not installed", hint="pip install speculators")
         import durastore.integrations.speculators  # noqa: F401 - registers the backend
+
+        runpy.run_module("speculators.train", run_name="__main__", alter_sys=True)
     except ConfigError as exc:
         sys.exit(f"durastore: {exc}")
-
-    runpy.run_module("speculators.train", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

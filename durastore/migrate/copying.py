@@ -25,7 +25,7 @@ from durastore.fsio.publish import TempFile, write_all
 from durastore.fsio.rate import RateStopped
 from durastore.migrate.durable import DurableNames
 from durastore.migrate.existing import settle_existing
-from durastore.migrate.metadata import set_file_meta
+from durastore.migrate.metadata import NO_ATIME, set_file_meta
 from durastore.migrate.outcome import Item, Outcome, StopCopying, cut_units
 from durastore.migrate.reading import Sink, SourceChanged, SourceRead, read_copy, read_dropped
 from durastore.migrate.record import Proven
@@ -43,7 +43,6 @@ _AHEAD_FILES = 32
 """Sources that are open, and asked for, before their turn: the device sorts its reads, and nobody waits for one."""
 _SPARE_FILES = 128
 _LEAST_SHARE = 24
-_NO_ATIME = getattr(os, "O_NOATIME", 0)
 
 
 class TargetFailed(Exception):
@@ -62,7 +61,7 @@ class _Written:
 def copy_files(tools: CopyTools, items: Sequence[Item], *, outcome: Outcome) -> None:
     """Copy and prove all of them, as far as they can be. What failed, and what stopped it, is in `outcome`.
 
-    Names made by this are durable when it returns without `outcome.stopped`.
+    Names made by this are durable when it returns, or their files are in doubt.
     """
     share = _Share.of(tools.jobs)
     copier = _Copier(tools, outcome, ahead=share.ahead if tools.reader.is_unlimited else 0)
@@ -73,8 +72,7 @@ def copy_files(tools: CopyTools, items: Sequence[Item], *, outcome: Outcome) -> 
         except BaseException:
             outcome.stop("interrupted")  # Ctrl-C: the pool waits for its threads, which would go on to the end
             raise
-    if not outcome.is_stopped:
-        copier.finish()
+    copier.finish()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +128,13 @@ class _Copier:
             raise
 
     def finish(self) -> None:
-        """The last names are durable, and on record."""
+        """The last names are durable, and on record; also of a run that was stopped, whose report calls them proven."""
         try:
             self.names.finish()
-        except (StopCopying, DiskFailed) as exc:
+        except (StopCopying, DiskFailed, OSError) as exc:
             self._outcome.stop(str(exc))
+            for path in self.names.undurable():
+                self._outcome.doubt(path, "it was copied, and its name could not be made durable")
 
     def note(self, copies: Sequence[Proven]) -> None:
         """They have their names."""
@@ -229,7 +229,7 @@ class _Unit:
             self._outcome.fail(path, f"its folder in the destination: {exc.strerror or exc}")  # case B13
             return None
         try:
-            temp = TempFile.open(target, temps=self._tools.target.temps, flags=_NO_ATIME)
+            temp = TempFile.open(target, temps=self._tools.target.temps, flags=NO_ATIME)
         except DiskFailed as exc:
             if exc.is_full:
                 raise StopCopying.of(exc) from exc  # case B115
@@ -298,7 +298,7 @@ class _Unit:
             is_quiet=each.read.is_quiet,
             is_read_back=True,
         )
-        return judged(copied, each.read, item=each.item)
+        return judged(copied, each.read, item=each.item, tools=self._tools)
 
     def _is_there(self, item: Item) -> bool:
         """True if DST has the name and the file is settled, one way or the other."""

@@ -37,7 +37,7 @@ class DurableNames:
         self._turn = threading.Lock()
         self._begun = 0
         """How many calls of `syncfs` were begun so far."""
-        self._has_syncfs = True
+        self._has_syncfs = target.has_syncfs
         self._failed: OSError | None = None
 
     def note(self, copies: Sequence[Proven]) -> None:
@@ -69,9 +69,14 @@ class DurableNames:
                 sync_file(fd)
 
     def finish(self) -> None:
-        """The last names are durable, and on record. `StopCopying`, `DiskFailed`."""
+        """The last names are durable, and on record. `StopCopying`, `DiskFailed`, OSError; see `undurable` then."""
         self._sync_named()
         self._log.close()
+
+    def undurable(self) -> list[str]:
+        """Paths of the names that no sync has covered."""
+        with self._lock:
+            return [each.copied.path for each in self._named]
 
     def _sync_named(self) -> None:
         self.sync([])
@@ -91,24 +96,31 @@ class DurableNames:
         try:
             SYS.syncfs(self._target.folder.fd)
         except OSError as exc:
+            self._put_back(named)
             if exc.errno != errno.ENOSYS:
                 self._failed = exc
                 raise StopCopying.of(exc) from exc
             self._has_syncfs = False
-            with self._lock:
-                self._named = [*named, *self._named]
             return
         self._log.add(named)  # M4: after the sync
 
     def _sync_folders(self) -> None:
         with self._lock:
             named = self._take()
-        for path in sorted({parent_of(each.copied.path) for each in named}):
-            with open_folder(self._target.folder, path) as folder:
-                sync_file(folder.fd)
+        try:
+            for path in sorted({parent_of(each.copied.path) for each in named}):
+                with open_folder(self._target.folder, path) as folder:
+                    sync_file(folder.fd)
+        except BaseException:
+            self._put_back(named)
+            raise
         self._log.add(named)
 
     def _take(self) -> list[Proven]:
         named, self._named = self._named, []
         self._named_bytes = 0
         return named
+
+    def _put_back(self, named: list[Proven]) -> None:
+        with self._lock:
+            self._named = [*named, *self._named]

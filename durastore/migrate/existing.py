@@ -46,7 +46,7 @@ def settle_existing(tools: CopyTools, item: Item, *, folders: tuple[Folder, Fold
         outcome.fail(path, "the destination's file is the source itself, by another name")  # cases B09, B11
         return True
     known = tools.known.get(path)
-    proven = known.of_now(ours, there) if known is not None else None
+    proven = known.of_now(ours, there) if known is not None and tools.leaves_trace(ours, there) else None
     if proven is not None:
         outcome.find(proven)
         return True
@@ -87,7 +87,7 @@ def _compare(
             is_quiet=read.is_quiet,
             is_read_back=True,
         )
-        proven = judged(copied, read, item=item)
+        proven = judged(copied, read, item=item, tools=tools)
         tools.log.add([proven])
         outcome.find(proven)
         return True

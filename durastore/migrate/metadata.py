@@ -19,9 +19,9 @@ from durastore.migrate.outcome import Outcome, StopCopying
 from durastore.migrate.places import Target
 from durastore.migrate.scan import Meta, SourceFolder, SourceLink
 
-__all__ = ["finish_folders", "make_folders", "make_links", "names_of", "set_file_meta"]
+__all__ = ["NO_ATIME", "finish_folders", "make_folders", "make_links", "names_of", "set_file_meta"]
 
-_NO_ATIME = getattr(os, "O_NOATIME", 0)
+NO_ATIME = getattr(os, "O_NOATIME", 0)
 
 
 def make_folders(target: Target, folders: list[SourceFolder], *, outcome: Outcome) -> dict[str, frozenset[str]]:
@@ -87,9 +87,9 @@ def set_file_meta(fd: int, meta: Meta) -> None:
     if is_others or stat_module.S_IMODE(made.st_mode) != meta.mode:
         SYS.chmod(fd, meta.mode)  # after the owner, whose change takes set-id bits off
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-    if not flags & _NO_ATIME:
+    if not flags & NO_ATIME:
         with suppress(OSError):  # reading it back is nobody's access; a server that is not to serve root refuses that
-            fcntl.fcntl(fd, fcntl.F_SETFL, flags | _NO_ATIME)
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags | NO_ATIME)
     SYS.set_times(fd, atime_ns=meta.atime_ns, mtime_ns=meta.mtime_ns)
 
 

@@ -65,6 +65,8 @@ class Target:
     temps: Folder
     superseded: Folder
     device: int
+    has_syncfs: bool
+    """One call makes all of it durable."""
 
     def check(self) -> None:
         """`RootMismatch` unless both paths still lead to the held folders (case B20)."""
@@ -109,7 +111,15 @@ def make_target(trees: Trees, *, stack: ExitStack) -> Target:
     except OSError as exc:
         raise DiskFailed(f"making {trees.target_path}: {exc.strerror or exc}", errno=exc.errno) from exc
     device = os.fstat(folder.fd).st_dev
-    return Target(trees=trees, folder=folder, private=private, temps=temps, superseded=superseded, device=device)
+    return Target(
+        trees=trees,
+        folder=folder,
+        private=private,
+        temps=temps,
+        superseded=superseded,
+        device=device,
+        has_syncfs=filesystem_of(folder.path).has_syncfs,
+    )
 
 
 def find_unwritable(folder: Folder) -> str | None:

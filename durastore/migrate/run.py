@@ -339,13 +339,20 @@ class _Run:
 def _sync_all(target: Target, folders: list[SourceFolder]) -> None:
     """Links, modes and times too."""
     try:
-        try:
-            SYS.syncfs(target.folder.fd)
-        except OSError as exc:
-            if exc.errno != errno.ENOSYS:
-                raise
-            for folder in folders:
-                with open_folder(target.folder, folder.path) as made:
-                    made.sync()
+        if target.has_syncfs and _is_synced_at_once(target):
+            return
+        for folder in folders:
+            with open_folder(target.folder, folder.path) as made:
+                made.sync()
     except OSError as exc:
         raise StopCopying.of(exc) from exc
+
+
+def _is_synced_at_once(target: Target) -> bool:
+    try:
+        SYS.syncfs(target.folder.fd)
+    except OSError as exc:
+        if exc.errno != errno.ENOSYS:
+            raise
+        return False
+    return True

@@ -22,7 +22,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 _SOCKET_PATH = "/_nicegui_ws/"
-_ASSETS = "/_nicegui"  # and of its sockets
+_ASSETS = "/_nicegui"
+"""Where the page's own files and its socket are."""
 _PATHS = ("/", "/metrics", "/healthz", "/view.json", "/favicon.ico")
 
 

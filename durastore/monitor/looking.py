@@ -21,10 +21,10 @@ from durastore.fsio.lock import holders
 from durastore.fsio.space import disk_bytes, free_bytes
 from durastore.monitor.facts import Liveness, RootFacts, SpoolFacts
 from durastore.monitor.liveness import pulse_of
-from durastore.objectstore.probe.saved import refuse_unfinished
 from durastore.observe.status import StoreRecord, Teller, WorkerRecord
 from durastore.spool.glance import RootGlance, SpoolGlance, look_at_root
 from durastore.spool.last_words import load_last_record
+from durastore.spool.opened import refuse_unfinished
 
 __all__ = ["RootLook"]
 

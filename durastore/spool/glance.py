@@ -22,12 +22,13 @@ from durastore.fsio.lock import holders
 from durastore.fsio.space import free_bytes
 from durastore.model import PackState
 from durastore.objectstore.probe.result import ProbeResult
-from durastore.objectstore.probe.saved import load_probes, newest_of, opened_root
+from durastore.objectstore.probe.saved import load_probes, newest_of
 from durastore.spool.journal_db import failed_marker, has_tables, is_empty
 from durastore.spool.journal_errors import SQLITE_ERRORS
 from durastore.spool.journal_file import newest_journal
 from durastore.spool.journal_log import with_log
 from durastore.spool.journal_rows import load_packs
+from durastore.spool.opened import opened_root
 from durastore.spool.records import FACT_URL, SIDE_STATES, UNMANIFESTED, WITHOUT_FILE, PackRecord
 from durastore.spool.root import is_surely_copied, read_moved
 from durastore.spool.stops import FACT_STOPPED, stops_in_force

@@ -5,17 +5,27 @@ Duty: tell whoever is about to treat a folder's files as files of others. Opens 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from durastore.formats.spool_root import ROOT_MARKER_NAME, is_spool_content, parse_spool_name
+from durastore.formats.spool_root import LOCK_NAME, ROOT_MARKER_NAME, is_spool_content, parse_spool_name
 from durastore.fsio.folder import Folder
 
-__all__ = ["looks_like_spool", "root_above", "spools_in"]
+__all__ = ["locks_in", "looks_like_spool", "root_above", "spools_in"]
 
 
 def spools_in(folder: Folder) -> list[str]:
     """Names of folders right in it that look like spools. OSError if it cannot be read."""
     return [name for name in folder.names() if looks_like_spool(folder, name)]
+
+
+def locks_in(root: Path) -> list[Path]:
+    """Where the lock of each spool of a root is, also of one that lost its marker; sorted.
+
+    OSError where it cannot be read: a pattern (`glob`) passes over what it may not enter, as if nobody were there.
+    """
+    names = sorted(name for name in os.listdir(root) if parse_spool_name(name) is not None)
+    return [root / name / LOCK_NAME for name in names if (root / name).is_dir()]
 
 
 def looks_like_spool(folder: Folder, name: str) -> bool:

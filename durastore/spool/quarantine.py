@@ -29,9 +29,9 @@ from durastore.formats.spool_root import QUARANTINE_NAME, parse_spool_name
 from durastore.fsio.folder import Folder
 from durastore.fsio.relocate import relocate
 from durastore.model import PackKind, PackState
-from durastore.objectstore.probe.saved import opened_root
 from durastore.spool.glance import opened_journal
 from durastore.spool.journal_rows import load_packs
+from durastore.spool.opened import opened_root
 from durastore.spool.pack_bytes import read_exact, reader_of
 from durastore.spool.records import PackFile
 

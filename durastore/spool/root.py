@@ -27,7 +27,7 @@ from durastore.formats.spool_root import (
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
 from durastore.fsio.space import Filesystem, filesystem_of
-from durastore.objectstore.probe.saved import refuse_unfinished
+from durastore.spool.opened import refuse_unfinished
 
 __all__ = ["RootIdentity", "SpoolRoot", "is_surely_copied", "read_moved"]
 
@@ -60,7 +60,7 @@ class SpoolRoot:
         """Open the root at `path`, making directory and marker if there is none. Safe to repeat, also by two processes.
 
         `UnsupportedFilesystem` where the file system is not a local disk (unless allowed), `RootMismatch` where the
-        root was moved away, copied or replaced, `SpoolUnreadable` where it cannot be read, or more than the root lacks.
+        root was moved away, copied or replaced, `SpoolUnreadable` where it cannot be read or its parent does not exist.
         """
         real = Path(os.path.realpath(path))
         try:
@@ -113,7 +113,7 @@ def _unopened(path: Path, exc: OSError) -> DiskFailed:
 
 
 def _refuse_missing_parent(path: Path) -> None:
-    """Where a disk is not mounted, the folders on it lack, and a spool made there would fill the system's disk."""
+    """Where a disk is not mounted its folders are missing, and a spool made there would fill the system's disk."""
     if not path.exists() and not path.parent.exists():
         raise SpoolUnreadable(
             f"spool root {path} cannot be made: {path.parent} does not exist",

@@ -14,7 +14,7 @@ from durastore.formats.stop import MAX_STOP_BYTES, LiftRecord, Place, StopRecord
 from durastore.fsio.folder import Folder
 from durastore.fsio.publish import publish
 from durastore.objectstore.probe.result import ProbeResult
-from durastore.objectstore.probe.saved import opened_own_root
+from durastore.spool.opened import opened_own_root
 
 __all__ = ["FACT_STOPPED", "find_answer", "lift_stop", "stops_in_force", "stops_in_root", "throw_stop"]
 

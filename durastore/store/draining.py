@@ -16,8 +16,8 @@ from durastore.config import StoreOptions
 from durastore.errors import DurastoreError, NotVerified, PackFailed, PartlyDone, SpoolLocked, StoreClosed
 from durastore.model import PackState
 from durastore.objectstore.location import BucketUrl
-from durastore.objectstore.probe.saved import opened_root
 from durastore.observe.events import LOGGER
+from durastore.spool.opened import opened_root
 from durastore.spool.records import FACT_URL
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool, claim_idle_siblings, find_locked

@@ -31,7 +31,7 @@ class _Opened:
 
     @property
     def is_open_here(self) -> bool:
-        return self.pid == os.getpid() and not self.store.is_closed
+        return self.pid == os.getpid()
 
 
 _NUMBERS = itertools.count()

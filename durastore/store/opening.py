@@ -117,7 +117,7 @@ def open_store(
     what produces the samples; None takes the run that the prefix already has, and binds a new prefix to no run for
     good, which a `StoreWarning` says. Other keywords are the options (`docs/operations/options.md`), `clock` and
     `observer`; `objects` is an adapter of the caller's own, used in place of the one that `url` names (it still gives
-    the prefix). `local` is a folder, made if only it lacks; its parent has to be there.
+    the prefix). `local` is a folder, made where its parent exists.
 
     Goes on with what an earlier process left in the spool. Raises `ConfigError`, `RunMismatch`, `BucketMissing`,
     `CredentialsRefused`, `EndpointUnreachable`, `SameFailureDomain`, `UnsupportedFilesystem`, `ManifestIncomplete`.

@@ -20,14 +20,7 @@ from durastore.objectstore.port import ObjectStore
 from durastore.objectstore.probe.opening import opened_probe_port, probed_place
 from durastore.objectstore.probe.result import ProbeResult, WritePath
 from durastore.objectstore.probe.run import run_probe
-from durastore.objectstore.probe.saved import (
-    is_fresh,
-    load_probe,
-    load_probes,
-    newest_of,
-    save_probe,
-    standing_block,
-)
+from durastore.objectstore.probe.saved import is_fresh, load_probe, load_probes, newest_of, save_probe, standing_block
 from durastore.observe.events import LOGGER
 from durastore.spool.root import SpoolRoot
 from durastore.spool.spool import Spool

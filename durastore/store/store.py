@@ -66,11 +66,6 @@ class Store:
         return f"<durastore.Store of run {self.run.digest.hex[:8]} at {self.spool_path}{state}>"
 
     @property
-    def is_closed(self) -> bool:
-        """Whether `close` or `abandon` was called."""
-        return self._is_closed
-
-    @property
     def run(self) -> Run:
         """The run that this store's samples belong to."""
         return self._parts.services.run

@@ -24,8 +24,8 @@ import durastore
 from durastore.errors import DurastoreError
 from durastore.model import Digest
 from durastore.objectstore.probe.result import ProbeResult
-from durastore.objectstore.probe.saved import save_probe_in_root
 from durastore.observe.events import LOGGER
+from durastore.spool.opened import save_probe_in_root
 from durastore.spool.root import SpoolRoot
 from durastore.store.store import Store
 from durastore.store.tickets import Ticket

@@ -46,6 +46,7 @@ def live(trial: Trial, points: FullPoints) -> None:
 
 
 def made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
+    folder.mkdir(exist_ok=True)
     trial = Trial(folder / "spool", FaultyStore(MemoryStore(name=f"full-{folder.name}", clock=CLOCK)))
     arm(trial, monkeypatch)
     return trial

@@ -214,6 +214,7 @@ def test_everything_written_is_for_its_owner_only(
     before = os.umask(0)
     try:
         job = Job(tmp_path, model_folder, seaweed)
+        (tmp_path / "spools").mkdir()
         job.root = tmp_path / "spools" / "root"
         job.write({"id": "a", "text": "w1 w2"}, "{")
         job.run(options={**job.options, "reclaim": "never"})

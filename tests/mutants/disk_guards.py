@@ -556,7 +556,7 @@ _NEVER_GUARDS = (
         name="subvolumes-are-buckets-disks",
         clause="same failure domain: refused unless never",
         file="durastore/fsio/space.py",
-        before="        if self.type_name not in _POOLED:\n",
+        before="        if self.type_name not in POOLED:\n",
         after="        if True:\n",
         tests=("tests/unit/test_store_failure_domain.py",),
     ),

@@ -167,6 +167,22 @@ INVENTORY = (
         tests=(f"{_TRACES_TESTS}::test_what_was_hashed_in_memory_is_not_put_on_record",),
     ),
     Mutant(
+        name="layers-leave-traces",
+        clause=_TRACES,
+        file="durastore/fsio/traces.py",
+        before="    return not kinds.isdisjoint(IN_MEMORY | LAYERED)\n",
+        after="    return not kinds.isdisjoint(IN_MEMORY)\n",
+        tests=(f"{_TRACES_TESTS}::test_traces_are_left_only_by_what_is_known_to_lie_on_a_disk",),
+    ),
+    Mutant(
+        name="unknown-devices-leave-traces",
+        clause=_TRACES,
+        file="durastore/fsio/traces.py",
+        before="        return not any(mount.type_name in POOLED for mount in mounts)\n",
+        after="        return False\n",
+        tests=(f"{_TRACES_TESTS}::test_traces_are_left_only_by_what_is_known_to_lie_on_a_disk",),
+    ),
+    Mutant(
         name="sent-from-memory-on-record",
         clause=_TRACES,
         file="durastore/adopt/sending.py",

@@ -12,6 +12,8 @@ _PROOF_TESTS = "tests/unit/test_verify_copied.py"
 _DURABLE_TESTS = "tests/unit/test_migrate_durable.py"
 _FLOW_TESTS = "tests/unit/test_migrate_flow.py"
 _ROOT_TESTS = "tests/unit/test_migrate_roots.py"
+_STOPPED_TESTS = "tests/unit/test_migrate_stopped.py"
+_TRACE_TESTS = "tests/unit/test_migrate_traces.py"
 
 _ABSENT_OR_COMPLETE = "a name in DST is absent or complete"
 _NEVER = "no name in DST is overwritten"
@@ -254,7 +256,7 @@ _FREEING = (
         "fsio/space.py",
         "subvolumes-are-disks",
         clause=_PROOF,
-        change=("    return first.type_name not in _POOLED or", "    return True or"),
+        change=("    return first.type_name not in POOLED or", "    return True or"),
         test=f"{_PROOF_TESTS}::test_subvolumes_of_one_disk_prove_nothing",
     ),
     _mutant(
@@ -435,7 +437,7 @@ _ROOTS = (
         test=_ROOT_TESTS,
     ),
     _mutant(
-        "objectstore/probe/saved.py",
+        "spool/opened.py",
         "half-filled-root-opens",
         clause=_OWNER,
         change=("    if folder.has(INCOMING_NAME):\n", "    if False:\n"),
@@ -510,6 +512,34 @@ _ROOTS = (
         clause="a root copied by other means: evidence void",
         change=("        return not is_weak or self.type_name in _FSID_LASTS\n", "        return not is_weak\n"),
         test="tests/unit/test_spool_root.py::test_ids_of_one_kind_that_last_tell_file_systems_apart",
+    ),
+    _mutant(
+        "migrate/existing.py",
+        "record-without-traces-trusted",
+        clause=_CHANGED,
+        change=(" and tools.leaves_trace(ours, there) else None\n", " else None\n"),
+        test=f"{_TRACE_TESTS}::test_a_source_that_changed_without_a_trace_is_not_called_copied",
+    ),
+    _mutant(
+        "migrate/tools.py",
+        "what-was-read-in-memory-stays-true",
+        clause=_PROOF,
+        change=("    if not tools.leaves_trace(copied.source, copied.target):\n", "    if False:\n"),
+        test=f"{_TRACE_TESTS}::test_who_writes_without_a_trace_before_it_is_freed_keeps_it",
+    ),
+    _mutant(
+        "migrate/copying.py",
+        "undurable-names-called-proven",
+        clause=_ABSENT_OR_COMPLETE,
+        change=("            for path in self.names.undurable():\n", "            for path in ():\n"),
+        test=f"{_STOPPED_TESTS}::test_a_name_that_no_sync_covered_is_not_called_proven",
+    ),
+    _mutant(
+        "fsio/space.py",
+        "one-sync-on-any-file-system",
+        clause=_ABSENT_OR_COMPLETE,
+        change=("        return self.is_local_disk or self.type_name in IN_MEMORY\n", "        return True\n"),
+        test=f"{_STOPPED_TESTS}::test_each_is_synced_where_one_call_may_not_do_it",
     ),
     _mutant(
         "migrate/run.py",

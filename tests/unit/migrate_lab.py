@@ -16,6 +16,7 @@ import pytest
 
 from durastore.adopt.inspect import is_data, tell_damage
 from durastore.codec.encode import EncodedSample
+from durastore.fsio import traces
 from durastore.fsio.one_tree import ASKED_PREFIX
 from durastore.migrate.reading import Formats
 from durastore.migrate.report import MigrateReport
@@ -24,6 +25,7 @@ from durastore.migrate.scan import PRIVATE_NAME
 
 __all__ = ["FORMATS", "MigrateLab", "contents", "mig"]
 
+_IS_IN_MEMORY = traces._is_in_memory
 FORMATS = Formats(is_known=is_data, find_damage=tell_damage)
 
 
@@ -48,6 +50,8 @@ class MigrateLab:
         self.written: dict[str, bytes] = {}
         self.samples: list[EncodedSample] = []
         """Of a spool root at the source."""
+        self.is_in_memory = _IS_IN_MEMORY
+        """As it is outside of this lab."""
         source.mkdir()
 
     def write(self, path: str, data: bytes | int) -> Path:
@@ -91,7 +95,9 @@ class MigrateLab:
 
 
 @pytest.fixture
-def mig(tmp_path: Path) -> Iterator[MigrateLab]:
+def mig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MigrateLab]:
+    """The memory stands for a disk: of one, who writes leaves new times (`test_migrate_traces`)."""
+    monkeypatch.setattr(traces, "_is_in_memory", lambda _: False)
     memory = Path("/dev/shm") / f"durastore-migrate-{os.getpid()}-{random.randrange(1 << 30):x}"
     memory.mkdir()
     try:

@@ -124,17 +124,23 @@ def test_a_rate_ends_in_the_middle_of_a_wait() -> None:
         RateLimit(0, clock=clock, is_over=over.is_set).spend(1)
 
 
-def test_an_interrupt_does_not_wait_for_the_rate(mig: MigrateLab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_does_not_wait_for_the_rate(
+    mig: MigrateLab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     mig.fill(30, size=100_000)
-    command = ["migrate", str(mig.source), str(mig.target), "--limit-rate", "50KiB"]  # a minute
+    command = ["migrate", str(mig.source), str(mig.target), "--limit-rate", "1KiB"]  # a file: 100 s
+    plain, once = RateLimit.spend, threading.Lock()
+
+    def spend(limit: RateLimit, size_bytes: int) -> None:
+        if once.acquire(blocking=False):
+            os.kill(os.getpid(), signal.SIGINT)  # whoever reads a file waits from here on
+        plain(limit, size_bytes)
+
+    monkeypatch.setattr(RateLimit, "spend", spend)
     begun_s = SYSTEM_CLOCK.monotonic()
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    try:
-        assert run(command) == 130
-    finally:
-        timer.cancel()
-    assert SYSTEM_CLOCK.monotonic() - begun_s < 8
+    assert run(command) == 130
+    assert SYSTEM_CLOCK.monotonic() - begun_s < 50
+    monkeypatch.undo()
     assert "interrupted; the same command again goes on" in capsys.readouterr().err
     mig.check()
     assert run(command[:3]) == 0

@@ -420,7 +420,7 @@ def test_a_part_of_a_root_is_not_freed(root: MigrateLab, part: str) -> None:
 
 @pytest.mark.parametrize("depth", ["", "disk/old"])
 def test_spools_without_their_roots_marker_are_not_freed(mig: MigrateLab, depth: str) -> None:
-    (mig.source / depth).mkdir(parents=True)
+    (mig.source / depth).mkdir(parents=True, exist_ok=True)
     with spool_in(mig.source / depth) as spool:
         mig.samples = put(spool, "a") + put(spool, "b", is_sealed=False)
         (mig.source / depth / ROOT_MARKER_NAME).rename(mig.source / "lost marker")

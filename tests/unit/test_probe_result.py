@@ -16,15 +16,8 @@ from durastore.formats.spool_root import ROOT_MARKER_NAME
 from durastore.fsio.folder import Folder
 from durastore.model import EvidenceLevel
 from durastore.objectstore.probe.result import ChecksumKind, Outcome, ProbeCheck, ProbeResult, WritePath
-from durastore.objectstore.probe.saved import (
-    INCONCLUSIVE_AGE_S,
-    MAX_AGE_S,
-    is_fresh,
-    load_probe,
-    save_probe,
-    save_probe_in_root,
-    target_of,
-)
+from durastore.objectstore.probe.saved import INCONCLUSIVE_AGE_S, MAX_AGE_S, is_fresh, load_probe, save_probe, target_of
+from durastore.spool.opened import save_probe_in_root
 
 TARGET = target_of(endpoint="https://objects.example", bucket="b", prefix="p", account="0" * 32)
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import mmap
 import os
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from durastore.adopt.place import PRIVATE_NAME
 from durastore.config import StoreOptions
 from durastore.fsio import traces
+from durastore.fsio.mounts import Mount
 from durastore.fsio.traces import Traces
 from tests.unit.reconcile_lab import FolderLab, by_kind, npy
 
@@ -106,3 +108,43 @@ def test_traces_are_left_on_disks_and_unknown_without_a_table(tmp_path: Path, mo
     monkeypatch.setattr(traces, "load_mounts", unreadable)
     assert known.are_left(dev) is is_left  # asked once
     assert not Traces().are_left(dev)
+
+
+@pytest.mark.parametrize(
+    "table, is_left",
+    [
+        ({"8:1": "ext4"}, True),
+        ({"8:1": "tmpfs"}, False),
+        ({"8:1": "overlay"}, False),  # what it shows may lie in memory: `docker run --tmpfs`, a live system
+        ({"8:2": "ext4"}, False),  # unmounted by now, or another namespace's
+        ({"0:40": "btrfs"}, True),  # a subvolume has a number that is in no table
+    ],
+)
+def test_traces_are_left_only_by_what_is_known_to_lie_on_a_disk(
+    monkeypatch: pytest.MonkeyPatch, table: dict[str, str], *, is_left: bool
+) -> None:
+    root = PurePosixPath("/")
+    mounts = [Mount(device=device, root=root, point=root, type_name=kind) for device, kind in table.items()]
+    monkeypatch.setattr(traces, "load_mounts", lambda: mounts)
+    assert Traces().are_left(os.makedev(8, 1)) is is_left
+
+
+def test_a_write_through_layers_into_memory_may_leave_no_trace(shm: Path, tmp_path: Path) -> None:
+    for name in ("upper", "work"):
+        (shm / name).mkdir()
+    for name in ("lower", "shown"):
+        (tmp_path / name).mkdir()
+    shown = tmp_path / "shown"
+    layers = f"lowerdir={tmp_path / 'lower'},upperdir={shm / 'upper'},workdir={shm / 'work'}"
+    mounted = subprocess.run(["mount", "-t", "overlay", "none", "-o", layers, shown], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("an overlay cannot be mounted here")
+    try:
+        path = shown / "a.bin"
+        path.write_bytes(b"a" * 9000)
+        before = _times(path)
+        with _mapped(path) as view:
+            view[0] = 1
+        assert _times(path) != before or not Traces().are_left(path.stat().st_dev)
+    finally:
+        subprocess.run(["umount", shown], check=True)

@@ -99,7 +99,7 @@ def test_who_may_not_look_is_not_told_that_nobody_is_there(
     def refuse(*asked: object) -> list[str]:
         raise PermissionError(13, "Permission denied", str(asked[0]))
 
-    monkeypatch.setattr("durastore.extract.stop.os.listdir", refuse)
+    monkeypatch.setattr("durastore.spool.nearby.os.listdir", refuse)
     with pytest.raises(InventoryIncomplete, match="Permission denied"):
         stop(tmp_path / "root", 1)
     assert run(["stop", "--local", str(tmp_path / "root")]) == 12

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from warnings import catch_warnings, simplefilter
+from warnings import WarningMessage, catch_warnings, simplefilter
 
 import numpy as np
 import pytest
@@ -22,6 +24,14 @@ ROOT = Path(__file__).parents[2]
 STATE = {"x": np.zeros(4, np.float32)}
 
 
+@contextmanager
+def heard() -> Iterator[list[WarningMessage]]:
+    """What is told in it: the tests of this project pass such warnings by."""
+    with catch_warnings(record=True) as told:
+        simplefilter("always", StoreWarning)
+        yield told
+
+
 def test_a_new_prefix_without_a_run_is_told_once_and_what_it_means_later(tmp_path: Path) -> None:
     with pytest.warns(StoreWarning, match="is new and was opened without run="):
         opened = durastore.open("memory://slips-a/p", local=tmp_path / "spool", reclaim="never")
@@ -31,7 +41,7 @@ def test_a_new_prefix_without_a_run_is_told_once_and_what_it_means_later(tmp_pat
             durastore.open("memory://slips-a/p", local=tmp_path / "other", run={"a": 1}, reclaim="never")
         assert "another prefix" in str(caught.value.hint)
     with (
-        catch_warnings(record=True) as told,
+        heard() as told,
         durastore.open("memory://slips-a/p", local=tmp_path / "b", reclaim="never"),
     ):
         pass
@@ -62,7 +72,7 @@ def test_a_closed_store_is_let_go(tmp_path: Path) -> None:
 
 def test_a_run_that_says_nothing_on_purpose_is_no_slip(tmp_path: Path) -> None:
     with (
-        catch_warnings(record=True) as told,
+        heard() as told,
         durastore.open("memory://slips-b/p", local=tmp_path / "spool", run={}, reclaim="never"),
     ):
         pass
@@ -78,7 +88,7 @@ def test_a_store_opened_again_in_one_process_is_told_and_loses_nothing(tmp_path:
     second.put("b", STATE)
     second.close()
     first.close()
-    with catch_warnings(record=True) as told, durastore.open("memory://slips-c/p", **options) as third:  # type: ignore[arg-type]
+    with heard() as told, durastore.open("memory://slips-c/p", **options) as third:  # type: ignore[arg-type]
         assert {"a", "b"} == {name for name in ("a", "b") if name in third}
     assert [str(each.message) for each in told] == []
 
