@@ -5,6 +5,7 @@ Duty: read the whole input as the model will see it, and the manifest. Must neve
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def _limits(request: ExtractRequest, options: StoreOptions) -> Limits:
 
 
 def _existing(path: Path) -> Path:
-    path = path.absolute()
+    path = Path(os.path.realpath(path))  # a link may lead to what is not there yet, on another disk
     while not path.exists():
         path = path.parent
     return path

@@ -537,6 +537,14 @@ _NEVER_GUARDS = (
         tests=("tests/unit/test_store_failure_domain.py",),
     ),
     Mutant(
+        name="a-link-is-where-it-leads-from",
+        clause="same failure domain: refused unless never",
+        file="durastore/objectstore/fate.py",
+        before="    place = Path(os.path.realpath(local))  #",
+        after="    place = local.absolute()  #",
+        tests=("tests/unit/test_store_failure_domain.py",),
+    ),
+    Mutant(
         name="layers-are-a-disk",
         clause="same failure domain: refused unless never",
         file="durastore/objectstore/fate.py",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import durastore
-from durastore.errors import SameFailureDomain
+from durastore.errors import SameFailureDomain, SpoolUnreadable
 from durastore.fsio.space import Filesystem, are_one_domain, filesystem_of
 
 
@@ -20,6 +20,30 @@ def test_a_bucket_on_the_spools_own_disk_is_refused_before_anything_is_written(t
         durastore.open(f"file://{tmp_path}/bucket", local=tmp_path / "not" / "there" / "yet", reclaim=reclaim)
     assert list((tmp_path / "bucket").iterdir()) == []
     assert not (tmp_path / "not").exists()
+
+
+def test_a_link_to_a_spool_that_is_not_there_yet_lies_where_it_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`/data -> /nvme/data`, and the bucket on that disk: the link's own disk says nothing."""
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "spool").symlink_to(tmp_path / "spool")
+
+    def two_disks(path: Path) -> Filesystem:
+        found = filesystem_of(path)
+        return replace(found, st_dev=found.st_dev + 1) if path.resolve() == tmp_path / "other" else found
+
+    monkeypatch.setattr("durastore.objectstore.fate.filesystem_of", two_disks)
+    with pytest.raises(SameFailureDomain, match="same file system"):
+        durastore.open(tmp_path / "bucket", local=tmp_path / "other" / "spool", reclaim="eager")
+    assert not (tmp_path / "spool").exists()
+
+
+def test_a_place_that_cannot_be_looked_at_is_no_disk_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    with pytest.raises(SpoolUnreadable, match="name too long"):
+        durastore.open(tmp_path / "bucket", local=tmp_path / ("n" * 300), reclaim="eager")
 
 
 @pytest.mark.parametrize("reclaim", ["lazy", "eager"])
