@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import zlib
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import hypothesis
 import pytest
@@ -15,7 +14,6 @@ from durastore.demo.seaweed import SeaweedServer
 from durastore.store.open_stores import forget_open_stores
 from durastore.testing.strict_s3 import StrictS3
 from tests.delete_guard import GUARD, DeleteGuard
-from tests.shared_server import shared_server
 from tests.unit.spool_lab import make_ballasts_small
 
 hypothesis.settings.register_profile("durastore", deadline=None, print_blob=True)
@@ -46,14 +44,6 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Shared out among processes, files come in an order that has nothing to do with what they test: those that wait
-    for disks and those that compute fill each other's pauses. Each process of a run finds the same order.
-    """
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: zlib.crc32(item.nodeid.partition("::")[0].encode()))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The tests share no requests with whatever else of durastore runs on this machine, nor with another test run."""
@@ -75,11 +65,10 @@ def delete_guard() -> Iterator[DeleteGuard]:
 
 @pytest.fixture(scope="session")
 def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
-    """One real S3 server for the whole run, all its processes; take a fresh bucket from it with `make_bucket()`."""
-    own = tmp_path_factory.getbasetemp()
-    folder = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    with shared_server(folder / "seaweed") as server:
-        yield cast(SeaweedServer, server)
+    """One real S3 server for the whole run; take a fresh bucket from it with `make_bucket()`."""
+    folder = tmp_path_factory.mktemp("seaweed")
+    with SeaweedServer.start(folder / "server", log=folder / "log") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
