@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,8 @@ def pytest_configure() -> None:
     os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
     os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side: threads would spin for cores
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background of a shell
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     make_ballasts_small()
 
 

@@ -90,12 +90,20 @@ class _Share:
     @classmethod
     def of(cls, jobs: int) -> _Share:
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        free = max(allowed - _SPARE_FILES, _LEAST_SHARE)
+        free = max(allowed - _open_files() - _SPARE_FILES, _LEAST_SHARE)
         jobs = min(jobs, free // _LEAST_SHARE)
         share = free // jobs
         ahead, folders = min(_AHEAD_FILES, share // 8), min(_BATCH_FOLDERS, share // 8)
         files = min(_BATCH_FILES, share - ahead - 2 * folders - 2)
         return cls(jobs=jobs, files=files, folders=folders, ahead=ahead)
+
+
+def _open_files() -> int:
+    """What this process has open already: a program of the caller's may have more than we open in all."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 0  # not Linux: what is spare has to do
 
 
 class _Copier:
