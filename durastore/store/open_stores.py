@@ -29,10 +29,6 @@ class _Opened:
     pid: int
     """A forked child's end is not that of its parent's store."""
 
-    @property
-    def is_open_here(self) -> bool:
-        return self.pid == os.getpid()
-
 
 _NUMBERS = itertools.count()
 _OPEN: dict[int, _Opened] = {}
@@ -75,7 +71,7 @@ def forget_open_stores() -> None:
 
 
 def _open_here() -> list[_Opened]:
-    return [each for each in list(_OPEN.values()) if each.is_open_here]
+    return [each for each in list(_OPEN.values()) if each.pid == os.getpid()]
 
 
 def _tell_unclosed() -> None:

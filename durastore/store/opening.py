@@ -133,7 +133,8 @@ def open_store(
         opener = _Opener(stack, options=options, clock=clock, listener=listener, is_own_adapter=objects is not None)
         place = BucketUrl.parse(url)
         root = expanded(local)
-        warn_if_open(place.render(), Path(os.path.realpath(root)), stacklevel=2)
+        real = Path(os.path.realpath(root))
+        warn_if_open(place.render(), real, stacklevel=2)
         bare = objects if objects is not None else open_object_store(place, s3=opener.s3_options())
         began_ns = clock.now_ns()
         store = opener.build(place, root, given_run=given_run, bare=bare)
@@ -144,7 +145,7 @@ def open_store(
                 StoreWarning,
                 stacklevel=2,
             )
-        opener.at_close(note_opened(store, url=place.render(), local=Path(os.path.realpath(root))))
+        opener.at_close(note_opened(store, url=place.render(), local=real))
         opener.keep()
         return store
 

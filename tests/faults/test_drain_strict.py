@@ -13,13 +13,19 @@ from durastore.testing.strict_s3 import Lie, Rule, StrictS3
 from durastore_cli.main import run
 
 
-def test_what_cannot_be_proven_is_13_and_stays(
-    strict_s3: StrictS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def bucket(strict_s3: StrictS3, monkeypatch: pytest.MonkeyPatch) -> str:
+    """On a server that was not probed, with its credentials where a command looks for them."""
     for name, value in strict_s3.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("DURASTORE_PROBE", "never")
-    bucket, local = strict_s3.make_bucket(), tmp_path / "spool"
+    return strict_s3.make_bucket()
+
+
+def test_what_cannot_be_proven_is_13_and_stays(
+    strict_s3: StrictS3, bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = tmp_path / "spool"
     strict_s3.script(Rule(lie=Lie.FLIP_BYTE, key_part="/packs/"))
     store = durastore.open(f"s3://{bucket}/p", local=local, endpoint_url=strict_s3.endpoint_url)
     store.put("a", {"x": np.zeros(10_000)})
@@ -39,12 +45,9 @@ def test_what_cannot_be_proven_is_13_and_stays(
 
 
 def test_what_is_proven_and_not_freed_in_time_is_3(
-    strict_s3: StrictS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    strict_s3: StrictS3, bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in strict_s3.environment().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("DURASTORE_PROBE", "never")
-    bucket, local = strict_s3.make_bucket(), tmp_path / "spool"
+    local = tmp_path / "spool"
     store = durastore.open(f"s3://{bucket}/p", local=local, endpoint_url=strict_s3.endpoint_url)
     store.put("a", {"x": np.zeros(10_000)})
     store.flush(60)
